@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::avai
 
 use clap::ValueEnum;
 use kernels::ops::{DType, KvDType};
-use kernels_cuda::{CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
+use kernels_cuda::{AttentionBackend, CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
@@ -123,6 +123,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=256_u32))]
     pub block_size: u32,
 
+    /// Attention kernels of a GPU; auto: the best for the model's heads, hopper: for prompts the one for Hopper, mma:
+    /// those on tensor cores of any architecture, plain: one for any shape and type
+    #[arg(long, value_name = "KERNELS", default_value = "auto", ignore_case = true)]
+    pub attention_backend: AttentionKernel,
+
     /// The longest sequence.
     #[command(flatten)]
     pub length: LengthArgs,
@@ -182,6 +187,19 @@ pub enum Device {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+}
+
+/// Attention kernels of a GPU.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionKernel {
+    /// The best that are for the model's heads on this GPU.
+    Auto,
+    /// For prompts the one for Hopper.
+    Hopper,
+    /// Those on tensor cores, on any architecture.
+    Mma,
+    /// One that is for any shape and type.
+    Plain,
 }
 
 /// What to compute in.
@@ -256,6 +274,12 @@ impl Args {
             virtual_env: virtual_env.as_deref(),
             path: path.as_deref(),
         };
+        let attention = match self.attention_backend {
+            AttentionKernel::Auto => AttentionBackend::Auto,
+            AttentionKernel::Hopper => AttentionBackend::Hopper,
+            AttentionKernel::Mma => AttentionBackend::Mma,
+            AttentionKernel::Plain => AttentionBackend::Plain,
+        };
         CudaOptions {
             ordinal: self.local_rank(),
             folders: Folders::of(surroundings),
@@ -264,12 +288,14 @@ impl Args {
                 true => RankOptions { one_shot_bytes: 0 },
                 false => RankOptions::default(),
             }),
+            // A step that is one kernel attends by itself.
             whole_steps: match self.single_kernel_decode {
-                None if self.enforce_eager => WholeSteps::Never,
+                None if self.enforce_eager || attention != AttentionBackend::Auto => WholeSteps::Never,
                 None => WholeSteps::Faster,
                 Some(true) => WholeSteps::Always,
                 Some(false) => WholeSteps::Never,
             },
+            attention,
             ..CudaOptions::default()
         }
     }
@@ -293,6 +319,7 @@ impl Args {
         let mut settings = vec![
             setting("build", service_kit::VERSION.to_owned()),
             setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
+            setting("--attention-backend", word(self.attention_backend)),
             setting("--load-format", word(self.load_format)),
             setting("--runner, --convert, --task or --pooler-config", format!("{:?}", self.pooling.options())),
             setting("--pipeline-layer-partition", self.stages.partition_text()),
@@ -349,6 +376,7 @@ impl Args {
             activations: ActivationRounding::WhereFaster,
             seed: self.group.seed,
             max_len: self.length.tokens().map(|tokens| tokens as usize),
+            block_size: self.block_size as usize,
             max_rows: self.group.max_num_batched_tokens().max(self.group.max_num_seqs()) as usize,
             max_logit_rows: self.group.max_num_seqs() as usize,
             threads: self.threads(),

@@ -39,6 +39,9 @@ pub enum LoadError {
         /// What is computed in.
         compute: &'static str,
     },
+    /// Attention kernels that are not for the model's layers.
+    #[error("--attention-backend: {0}")]
+    Attention(String),
     /// A scale of cached keys or values that cannot be honoured.
     #[error(
         "tensor {tensor:?} scales a KV cache of 8-bit floats: {reason}; --kv-cache-dtype bfloat16 or float16 does \

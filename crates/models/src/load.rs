@@ -1,12 +1,14 @@
 //! From a folder to a [`Model`].
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
+use kernels::ops::{AttentionKernels, Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
 use model_files::Format;
 use model_spec::{
-    ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, ProjectionSpec, ScoredTokens, TokenClasses,
+    ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, ProjectionSpec, ScoredTokens,
+    TokenClasses,
 };
 
 use crate::activations::Buffers;
@@ -49,6 +51,8 @@ pub struct LoadOptions {
     /// Longest sequence that will be served, where shorter than the model's context: scalings that tell short from long
     /// ask for it.
     pub max_len: Option<usize>,
+    /// Tokens of a block of the KV cache, as it will be allocated.
+    pub block_size: usize,
     /// Most tokens in a step.
     pub max_rows: usize,
     /// Most rows of a step whose logits are wanted.
@@ -173,14 +177,15 @@ pub fn load(
         if options.lora.is_some() {
             return Err(LoadError::NoAdapters { what: spec.architecture });
         }
-        return Ok(Model { spec, weight_bytes: 0, num_weights: 0, runner });
+        return Ok(Model { spec, weight_bytes: 0, num_weights: 0, attention: Vec::new(), runner });
     }
     if in_stages && spec.head.logits().is_none() {
         return Err(LoadError::Whole { architecture: spec.architecture, why: "pools prompts, which one stage does" });
     }
     let network = Loading { dir, options, limits, description }.network(&mut device, progress)?;
     let (weight_bytes, num_weights) = (network.weight_bytes(), network.num_weights());
-    Ok(Model { spec, weight_bytes, num_weights, runner: Box::new(Decoder::new(device, network)?) })
+    let attention = network.attention().to_vec();
+    Ok(Model { spec, weight_bytes, num_weights, attention, runner: Box::new(Decoder::new(device, network)?) })
 }
 
 /// Loads a model, or a stage of it, onto a device beside the networks that are there: this rank's slices only. Every
@@ -288,7 +293,8 @@ impl Loading<'_> {
         let mut measure = Measure::new(&*weights);
         network::build(&spec, &names, shard, layers.clone(), &mut measure)?;
         let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
-        expect(device, spec.hidden_size, &spec.layers[layers.clone()], compute, cache);
+        let types = ComputeTypes { compute, cache };
+        let attention = expect(device, options, spec.hidden_size, &spec.layers[layers.clone()], types)?;
         let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
         report(0);
         let mut loader = Loader {
@@ -308,7 +314,7 @@ impl Loading<'_> {
         let modules = network::build(&spec, &names, shard, layers.clone(), &mut loader)?;
         let resident = loader.resident;
         let lora = options.lora;
-        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, lora };
+        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, lora, attention };
         Ok(Network::new(parts, device))
     }
 }
@@ -369,16 +375,44 @@ fn open(
     Ok(Opened { weights: Box::new(checkpoint.quantized(quantized.weights)), online })
 }
 
-/// Tells the device what attention will come, computed and kept in these types, before weights do.
-fn expect(device: &mut Device, hidden: usize, layers: &[LayerSpec], compute: DType, cache: KvDType) {
+/// Tells the device what attention will come, computed and kept in these types, before weights do. Gives the kernels
+/// that serve it, each pair once.
+fn expect(
+    device: &mut Device,
+    options: &LoadOptions,
+    hidden: usize,
+    layers: &[LayerSpec],
+    types: ComputeTypes,
+) -> Result<Vec<AttentionKernels>, LoadError> {
     let shard = device.shard;
+    let mut kernels = BTreeSet::new();
     for layer in layers {
-        if let MixerSpec::Attention(attention) = &layer.mixer {
-            let (q, kv) = (shard.part(attention.heads).len(), shard.kv_heads(attention.kv_heads).len());
-            let heads = Heads { q, kv, dim: attention.head_dim, v_dim: attention.v_head_dim };
-            device.backend.expect_attention(ExpectedAttention { heads, hidden, compute, cache });
-        }
+        let (heads, shared, has_plain_scores) = match &layer.mixer {
+            MixerSpec::Attention(attention) => {
+                let (q, kv) = (shard.part(attention.heads).len(), shard.kv_heads(attention.kv_heads).len());
+                let adds = matches!(attention.position, Position::Alibi(_) | Position::Relative(_));
+                let heads = Heads { q, kv, dim: attention.head_dim, v_dim: attention.v_head_dim };
+                (heads, false, attention.soft_cap.is_none() && !adds)
+            }
+            MixerSpec::Latent(latent) => {
+                let (q, dim) = (shard.part(latent.heads).len(), latent.rope_dim + latent.kv_rank);
+                (Heads { q, kv: 1, dim, v_dim: latent.kv_rank }, true, true)
+            }
+            _ => continue,
+        };
+        let ComputeTypes { compute, cache } = types;
+        let block_size = options.block_size;
+        let expected = ExpectedAttention { heads, hidden, compute, cache, block_size, shared, has_plain_scores };
+        kernels.insert(device.backend.expect_attention(expected).map_err(LoadError::Attention)?);
     }
+    Ok(kernels.into_iter().collect())
+}
+
+/// What rows are computed in, and keys and values kept in.
+#[derive(Clone, Copy)]
+struct ComputeTypes {
+    compute: DType,
+    cache: KvDType,
 }
 
 /// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless

@@ -1,5 +1,6 @@
 //! [`Model`]: what a worker loads.
 
+use kernels::ops::AttentionKernels;
 use model_spec::ModelSpec;
 
 use crate::runner::Runner;
@@ -12,6 +13,8 @@ pub struct Model {
     pub weight_bytes: u64,
     /// How many weights these are.
     pub num_weights: u64,
+    /// The kernels by which its layers attend, each pair once.
+    pub attention: Vec<AttentionKernels>,
     /// Runs its steps.
     pub runner: Box<dyn Runner>,
 }

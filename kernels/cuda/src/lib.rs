@@ -31,7 +31,7 @@ pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
-pub use options::{CudaOptions, GemmTactics, WholeSteps};
+pub use options::{AttentionBackend, CudaOptions, GemmTactics, WholeSteps};
 pub use runtime::arch::Arch;
 pub use runtime::libraries::{Folders, Surroundings};
 
@@ -103,6 +103,7 @@ pub struct CudaBackend {
     /// Whose step is under way, if it was begun padded.
     padded_for: Option<CaptureOwner>,
     whole_steps: WholeSteps,
+    attention_backend: AttentionBackend,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The
@@ -136,7 +137,8 @@ impl CudaBackend {
             vectors: Vec::new(),
             caches: Vec::new(),
             states: Vec::new(),
-            attention: Attention::default(),
+            attention: Attention::new(options.attention),
+            attention_backend: options.attention,
             lora: layers::lora::Adapters::default(),
             pass: Pass::default(),
             squares: Squares::default(),

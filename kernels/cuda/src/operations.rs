@@ -4,6 +4,7 @@
 use crate::CudaBackend;
 use crate::ExpertWeights;
 use crate::attention;
+use crate::attention::backend;
 use crate::attention::kv::Kv;
 use crate::attention::layer::AttentionTypes;
 use crate::attention::rope_and_cache::takes_norms;
@@ -30,8 +31,8 @@ use crate::runtime::step_preference;
 use crate::weights::Weights;
 use crate::weights::packed::Kind;
 use kernels::ops::{
-    self, Act, Activation, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory, Epilogue, Exchange,
-    ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, StageLink, check_product,
+    self, Act, Activation, AttentionKernels, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
+    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, StageLink, check_product,
 };
 use kernels::ops::{
     HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops, RankPlacement, Rope,
@@ -84,8 +85,10 @@ impl ops::Device for CudaBackend {
 }
 
 impl Load for CudaBackend {
-    fn expect_attention(&mut self, expected: ExpectedAttention) {
-        self.order_for_attention(expected);
+    fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<AttentionKernels, String> {
+        let selected = backend::select(self.attention_backend, (&*self.device.context).into(), expected)?;
+        self.order_for_attention(expected, selected);
+        Ok(selected)
     }
 
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
@@ -180,7 +183,8 @@ impl Load for CudaBackend {
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.device.bind();
         let mut kv = Kv::new(&mut self.device, shape);
-        if let Some(tokens) = attention::mapped_tokens(&self.device, shape) {
+        let mapped = attention::mapped_tokens(&self.device, shape);
+        if let Some(tokens) = mapped.filter(|_| self.attention_backend.may_be_hopper()) {
             kv.map(&mut self.device, tokens);
         }
         self.caches.push(kv);

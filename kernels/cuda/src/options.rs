@@ -20,6 +20,8 @@ pub struct CudaOptions {
     pub gemms: GemmTactics,
     /// When a decode step of one row is one kernel.
     pub whole_steps: WholeSteps,
+    /// Which attention kernels serve.
+    pub attention: AttentionBackend,
 }
 
 /// Which tactics GEMMs of many rows of 16 bits may have.
@@ -38,6 +40,37 @@ pub enum GemmTactics {
     Wgmma,
     /// `matmul_split_k`, wherever it fits. For tests of it.
     SplitK,
+}
+
+/// Which attention kernels serve, as `--attention-backend` names them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AttentionBackend {
+    /// The best that is for a layer's shape and types on this device.
+    #[default]
+    Auto,
+    /// Prompts by `attention_prefill_hopper`, single rows by `attention_decode`.
+    Hopper,
+    /// Prompts by `attention_prefill`, single rows by `attention_decode`.
+    Mma,
+    /// `attention`: one head of one row at a time, for any shape and type.
+    Plain,
+}
+
+impl AttentionBackend {
+    /// Whether the kernel for Hopper may serve.
+    pub(crate) fn may_be_hopper(self) -> bool {
+        matches!(self, Self::Auto | Self::Hopper)
+    }
+
+    /// As the flag spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Hopper => "hopper",
+            Self::Mma => "mma",
+            Self::Plain => "plain",
+        }
+    }
 }
 
 /// When a decode step of one row is one kernel.

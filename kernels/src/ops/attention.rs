@@ -77,6 +77,21 @@ pub struct ExpectedAttention {
     pub compute: DType,
     /// Element type of keys and values.
     pub cache: KvDType,
+    /// Tokens of a block of the cache.
+    pub block_size: usize,
+    /// Values are a part of keys ([`KvShape::shared`]).
+    pub shared: bool,
+    /// Scores are products of queries and keys alone: there is no soft cap, no ALiBi, no relative bias.
+    pub has_plain_scores: bool,
+}
+
+/// The kernels by which a device attends, by the names that `--attention-backend` has for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AttentionKernels {
+    /// Of sequences with several rows in a step.
+    pub prefill: &'static str,
+    /// Of sequences with one row.
+    pub decode: &'static str,
 }
 
 /// Shape of one layer's KV cache.

@@ -1,15 +1,19 @@
 //! What a device allocates while a model is loaded: weights, activation buffers, KV memory, recurrent states.
 
 use super::{
-    Act, DType, ExpectedAttention, ExpertRouting, HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup, MatrixUse, Noise,
-    State, Table, Vector, WeightFormat,
+    Act, AttentionKernels, DType, ExpectedAttention, ExpertRouting, HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup,
+    MatrixUse, Noise, State, Table, Vector, WeightFormat,
 };
 
 /// Allocates device memory and fills it with weights. Handles stay valid for the device's life.
 pub trait Load {
-    /// Layers with such attention will be loaded: their kernels may be compiled in the background.
-    fn expect_attention(&mut self, expected: ExpectedAttention) {
+    /// Layers with such attention will be loaded: their kernels may be compiled in the background. Says which serve.
+    ///
+    /// # Errors
+    /// The device was opened for kernels that are not for such layers: why.
+    fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<AttentionKernels, String> {
         let _ = expected;
+        Ok(AttentionKernels { prefill: "cpu", decode: "cpu" })
     }
 
     /// Whether products take weights of this format as they are. Others have to be decoded before they are loaded.

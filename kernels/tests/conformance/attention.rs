@@ -1,11 +1,22 @@
 //! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention
 //! does on the side.
 
-use super::{Random, backends, check, check_relative, filled_in, poisoned};
+use super::{Random, backends, check, check_relative, filled_in, gpu, poisoned};
 use kernels::ops::{
     Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, RelativeBias, Rope, RopeStyle,
     RowSelection, Sequence,
 };
+use kernels_cuda::{AttentionBackend, CudaOptions};
+
+/// All backends, and GPUs once more with each kind of attention kernels that may be asked for.
+fn with_attention_kernels() -> Vec<Box<dyn Backend>> {
+    let mut all = backends();
+    let has_gpu = all.iter().any(|backend| backend.memory().is_some());
+    let kinds = [AttentionBackend::Mma, AttentionBackend::Plain];
+    let asked = kinds.into_iter().filter(|_| has_gpu);
+    all.extend(asked.map(|attention| gpu::open(&CudaOptions { attention, ..gpu::options() })));
+    all
+}
 
 /// A cache with sequences in it, and what was written there.
 pub struct World {
@@ -291,7 +302,7 @@ pub fn mix() -> Vec<Part> {
 
 #[test]
 fn head_shapes() {
-    let mut backends = backends();
+    let mut backends = with_attention_kernels();
     let mut run = |heads, block_size, dtype| {
         check_case(
             &mut backends,
@@ -320,7 +331,7 @@ fn head_shapes() {
 
 #[test]
 fn block_sizes() {
-    let mut backends = backends();
+    let mut backends = with_attention_kernels();
     let heads = Heads { q: 4, kv: 2, dim: 32, v_dim: 32 };
     for block_size in [1, 5, 8, 16, 24, 32, 64, 128, 256] {
         for dtype in [DType::F32.into(), DType::Bf16.into(), DType::F16.into(), KvDType::E4m3] {
@@ -345,7 +356,7 @@ fn windows_caps_sinks_and_slopes() {
         Extras { sinks: Some(sinks), ..Extras::default() },
         Extras { alibi: Some(slopes), ..Extras::default() },
     ];
-    let mut backends = backends();
+    let mut backends = with_attention_kernels();
     for extras in &cases {
         for dtype in [DType::F32.into(), DType::Bf16.into(), KvDType::E4m3] {
             check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts: DType::F32, parts: &mix(), extras });
@@ -355,7 +366,7 @@ fn windows_caps_sinks_and_slopes() {
 
 #[test]
 fn scales_of_keys_and_values() {
-    let mut backends = backends();
+    let mut backends = with_attention_kernels();
     let scales = KvScales { key: 0.013, value: 0.3 };
     for dim in [32, 64, 128] {
         let (heads, sinks) = (Heads { q: 4, kv: 2, dim, v_dim: dim }, Some(vec![0.5, -2.0, 3.0, 0.0]));
@@ -374,7 +385,7 @@ fn scales_of_keys_and_values() {
 #[test]
 fn tokens_after_a_token_are_seen() {
     let part = |sequence, rows| Part { sequence, start: 0, rows };
-    let mut backends = backends();
+    let mut backends = with_attention_kernels();
     let parts = [part(0, 1), part(1, 70), part(2, 9), part(3, 300)];
     let mask = Mask::Bidirectional;
     for heads in [Heads { q: 3, kv: 3, dim: 32, v_dim: 32 }, Heads { q: 4, kv: 2, dim: 64, v_dim: 64 }] {
@@ -398,7 +409,7 @@ fn tokens_after_a_token_are_seen() {
 #[test]
 fn long_contexts() {
     let part = |sequence, start, rows| Part { sequence, start, rows };
-    let mut backends = backends();
+    let mut backends = with_attention_kernels();
     let heads = Heads { q: 2, kv: 1, dim: 32, v_dim: 32 };
     for extras in &[Extras::default(), Extras { window: Some(1500), ..Extras::default() }] {
         let one = [part(0, 3000, 1)];

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::bail;
-use kernels::ops::Backend;
+use kernels::ops::{AttentionKernels, Backend};
 use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
 use proto::WorkerReady;
 use service_kit::{LoadProgress, StepDefaults};
@@ -99,6 +99,10 @@ fn load_weights(
         architecture = model.spec.architecture,
         "weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight"
     );
+    // The CPU has no choice.
+    for AttentionKernels { prefill, decode } in model.attention.iter().filter(|kernels| kernels.prefill != "cpu") {
+        info!(prefill, decode, "attention kernels; --attention-backend selects others");
+    }
     Ok(model)
 }
 

@@ -12,7 +12,7 @@ use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made, OpenError};
 use proto::DeviceKind;
 use tracing::{info, warn};
 
-use crate::config::{Args, Device};
+use crate::config::{Args, AttentionKernel, Device};
 
 pub(crate) use telemetry::{Telemetry, descriptions as gpu_metrics};
 
@@ -28,7 +28,7 @@ pub(crate) struct Opened {
 /// says why.
 pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     if args.device == Device::Cpu {
-        return Ok(cpu(args));
+        return cpu(args);
     }
     let gpus = kernels_cuda::gpus();
     // Every rank sees the same GPUs, so that all of them decide alike.
@@ -46,7 +46,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
         Err(reason) if must => Err(anyhow!("{reason}; start with --device cpu to do without GPUs")),
         Err(reason) => {
             info!("computing on the CPU: {reason}");
-            Ok(cpu(args))
+            cpu(args)
         }
     }
 }
@@ -94,10 +94,13 @@ fn enough(gpus: u32, ranks: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn cpu(args: &Args) -> Opened {
+fn cpu(args: &Args) -> anyhow::Result<Opened> {
+    if args.attention_backend != AttentionKernel::Auto {
+        bail!("--attention-backend names kernels of GPUs; the CPU has one, and its only value here is auto");
+    }
     let options = CpuOptions { threads: args.threads(), isa: None };
     let compilations = Compilations::default();
-    Opened { backend: Box::new(CpuBackend::new(options)), kind: DeviceKind::Cpu, compilations }
+    Ok(Opened { backend: Box::new(CpuBackend::new(options)), kind: DeviceKind::Cpu, compilations })
 }
 
 #[cfg(test)]

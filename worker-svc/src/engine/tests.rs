@@ -28,6 +28,7 @@ fn model() -> Box<dyn Runner> {
         activations: ActivationRounding::None,
         seed: 0,
         max_len: None,
+        block_size: 16,
         max_rows: 256,
         max_logit_rows: LOGIT_ROWS,
         threads: 1,

@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, KvScales, StepPreference};
+use kernels::ops::{
+    Act, AttentionKernels, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, KvScales, StepPreference,
+};
 use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -42,6 +44,8 @@ pub struct Network {
     wire: DType,
     cache: Cache,
     activations: Activations,
+    /// The kernels by which the layers attend.
+    attention: Vec<AttentionKernels>,
     /// Logits of all ranks, where their devices are not connected.
     host_logits: HostLogits,
     /// Rows of the newest step, and of its outputs.
@@ -114,12 +118,14 @@ pub(crate) struct Parts {
     pub resident: Resident,
     /// Room for adapters, where there are to be any.
     pub lora: Option<LoraOptions>,
+    /// The kernels by which the layers attend.
+    pub attention: Vec<AttentionKernels>,
 }
 
 impl Network {
     /// `device` has the layers' weights and buffers.
     pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
-        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora } = parts;
+        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora, attention } = parts;
         let sites = std::mem::take(&mut modules.lora);
         let adapters = lora.map(|LoraOptions { max_rank, dtype, .. }| {
             Arc::new(AdapterLayout { layers: sites, max_rank, dtype: dtype.unwrap_or(compute) })
@@ -138,6 +144,7 @@ impl Network {
         Self {
             id: device.next_id(),
             wire: wire(compute),
+            attention,
             cache: Cache::new(&spec, shard, layers, cache, scales),
             spec,
             shard,
@@ -155,6 +162,11 @@ impl Network {
     /// The model that these layers are of, as data.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The kernels by which the layers attend, each pair once.
+    pub fn attention(&self) -> &[AttentionKernels] {
+        &self.attention
     }
 
     /// Bytes of weights on the device, with their scales.

@@ -32,6 +32,7 @@ fn options(format: LoadFormat, (rank, size): (usize, usize)) -> LoadOptions {
         activations: ActivationRounding::None,
         seed: 1,
         max_len: None,
+        block_size: 16,
         max_rows: 8,
         max_logit_rows: 8,
         threads: 2,

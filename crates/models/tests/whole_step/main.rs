@@ -34,6 +34,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Box<dyn Runn
         activations: ActivationRounding::None,
         seed: 0,
         max_len: None,
+        block_size: 16,
         max_rows: MAX_ROWS,
         max_logit_rows: 4,
         threads: 2,

@@ -146,6 +146,7 @@ pub fn options(setup: Setup) -> LoadOptions {
         activations: setup.activations,
         seed: 0,
         max_len: setup.max_len,
+        block_size: 16,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         threads: 2,

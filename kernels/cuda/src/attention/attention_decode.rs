@@ -72,6 +72,13 @@ pub(crate) fn specials(types: AttentionTypes, heads: Heads) -> Vec<Special> {
     all
 }
 
+/// Most shared memory of a block.
+pub(crate) fn most_shared(cache: KvDType, dims: HeadDims, heads: Heads) -> usize {
+    let group = heads.q / heads.kv;
+    let shared = |ring: Ring| ring.shared(cache, dims, group.min(TILE_HEADS * tiles(group)));
+    Ring::of(cache, dims).map(shared).into_iter().max().unwrap_or(0)
+}
+
 /// Tiles of a group of query heads.
 fn tiles(group: usize) -> usize {
     group.div_ceil(TILE_HEADS).min(MOST_TILES)

@@ -4,7 +4,6 @@
 use crate::attention::kv::{Kv, Maps};
 use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::specialization::{HOPPER, Special};
-use crate::runtime::arch::Arch;
 use crate::runtime::batch::Batch;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Shape, args};
@@ -46,10 +45,9 @@ pub(crate) fn hopper_specials(types: AttentionTypes, dim: usize) -> impl Iterato
     (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
 }
 
-/// All kernels for rows of a type, a cache and heads, of which the Hopper ones are for layers without a soft cap or
-/// ALiBi.
-pub(crate) fn specials(arch: Arch, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
-    match arch == HOPPER && dims.dim == dims.v_dim && HOPPER_DIMS.contains(&dims.dim) {
+/// All kernels for rows of a type, a cache and heads: those for Hopper, or those for all.
+pub(crate) fn specials(is_hopper: bool, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
+    match is_hopper {
         true => hopper_specials(types, dims.dim).collect(),
         false => vec![special(types, dims)],
     }
@@ -178,7 +176,7 @@ fn run_hopper(
 }
 
 /// `Prefill::SHARED_BYTES` of the kernel: two stages of keys and values, with padded rows.
-fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
+pub(crate) fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 

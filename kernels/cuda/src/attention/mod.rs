@@ -2,6 +2,7 @@
 
 pub(crate) mod attention_decode;
 pub(crate) mod attention_prefill;
+pub(crate) mod backend;
 pub(crate) mod kv;
 pub(crate) mod layer;
 pub(crate) mod rope_and_cache;
@@ -13,6 +14,7 @@ use crate::attention::kv::Kv;
 use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST};
+use crate::options::AttentionBackend;
 use crate::runtime::activations::View;
 use crate::runtime::batch::{Batch, Rows};
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -34,9 +36,20 @@ pub(crate) struct Alone<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
     scratch: Option<(Scratch, Counter)>,
+    backend: AttentionBackend,
 }
 
 impl Attention {
+    /// With the kernels that are asked for.
+    pub(crate) fn new(backend: AttentionBackend) -> Self {
+        Self { scratch: None, backend }
+    }
+
+    /// How prompts are read by the kernel for Hopper, where it serves.
+    fn hopper<'a>(&self, device: &Device, kv: &'a Kv) -> Option<Hopper<'a>> {
+        Hopper::of(device, kv).filter(|_| self.backend.may_be_hopper())
+    }
+
     pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
         let layer = Layer::new(qkv, params, batch, kv);
         let tensors = Tensors::new(qkv, kv, out);
@@ -58,7 +71,10 @@ impl Attention {
         let ([qkv, out], Alone { batch, rows }) = (io, alone);
         let layer = Layer::new(qkv, params, batch, kv);
         let tensors = Tensors::new(qkv, kv, out);
-        if !fits(device, tensors, layer, kv) || !attention_decode::fits(device, tensors, layer, rows.len()) {
+        if self.backend == AttentionBackend::Plain
+            || !fits(device, tensors, layer, kv)
+            || !attention_decode::fits(device, tensors, layer, rows.len())
+        {
             return false;
         }
         let Some(alone) = batch.alone(device, rows) else { return false };
@@ -75,16 +91,16 @@ impl Attention {
 
     /// The kernels for rows of 16-bit types, which between them do all rows; false where one of them cannot.
     fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
-        if !fits(device, tensors, layer, kv) {
+        if self.backend == AttentionBackend::Plain || !fits(device, tensors, layer, kv) {
             return false;
         }
         self.prepare(device);
         let Some((scratch, counter)) = &self.scratch else { return true };
         if !batch.has(Rows::Several) {
-            attention_prefill::wish(device, tensors, layer, Hopper::of(device, kv).as_ref());
+            attention_prefill::wish(device, tensors, layer, self.hopper(device, kv).as_ref());
         }
         (!batch.has(Rows::Several)
-            || attention_prefill::run(device, counter, tensors, layer, Hopper::of(device, kv), batch))
+            || attention_prefill::run(device, counter, tensors, layer, self.hopper(device, kv), batch))
             && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch.all()))
     }
 }

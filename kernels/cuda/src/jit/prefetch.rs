@@ -2,7 +2,6 @@
 //! their own while weights are on their way, so that the first steps, and those that are recorded, find them made.
 
 use crate::CudaBackend;
-use crate::attention;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
@@ -11,11 +10,11 @@ use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::specialization::{LOWEST, Special};
 use crate::moe::experts::Keep;
 use crate::moe::experts_packed::PackedExperts;
-use crate::options::WholeSteps;
+use crate::options::{AttentionBackend, WholeSteps};
 use crate::runtime::device::Device;
 use crate::weights::Weights;
 use crate::whole_step;
-use kernels::ops::{Activation, ExpectedAttention};
+use kernels::ops::{Activation, AttentionKernels, ExpectedAttention};
 
 impl CudaBackend {
     /// For products of few rows with the matrix that came last.
@@ -26,16 +25,17 @@ impl CudaBackend {
     }
 
     /// For attention, and for a step of one row as a whole.
-    pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention) {
+    pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention, kernels: AttentionKernels) {
         let ExpectedAttention { heads, compute, cache, .. } = expected;
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
-        if !attention::are_fast(types, dims) {
+        if kernels.decode == AttentionBackend::Plain.name() {
             return;
         }
         // A first request needs them in this order.
         let arch = self.device.context.arch;
-        order(&self.device, attention_prefill::specials(arch, types, dims));
+        let is_hopper = kernels.prefill == AttentionBackend::Hopper.name();
+        order(&self.device, attention_prefill::specials(is_hopper, types, dims));
         order(&self.device, attention_decode::specials(types, heads));
         if self.whole_steps != WholeSteps::Never {
             order(&self.device, whole_step::special(arch, expected));

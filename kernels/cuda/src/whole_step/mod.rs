@@ -204,7 +204,7 @@ impl plan::Shape {
 /// The kernel for steps with such attention, if the rest of them is what one kernel can do.
 pub(crate) fn special(
     arch: Arch,
-    ExpectedAttention { heads, hidden, compute, cache }: ExpectedAttention,
+    ExpectedAttention { heads, hidden, compute, cache, .. }: ExpectedAttention,
 ) -> Option<Special> {
     let Heads { q, kv, dim, v_dim } = heads;
     let shape = plan::Shape { dtype: compute, dim, v_dim, group: q / kv, kv_heads: kv };

@@ -44,6 +44,7 @@ pub(super) const TOPICS: &[Topic] = &[
     Topic {
         title: "Model",
         flags: &[
+            to(WORKER, "attention-backend"),
             used(SERVE, "config"),
             to(WORKER, "convert"),
             to(WORKER, "cudagraph-capture-sizes"),

@@ -63,7 +63,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("all2all-backend", Only(&["allgather_reducescatter"]), EXPERTS),
     flag("allowed-local-media-path", Only(&[""]), ENCODERS),
     flag("allowed-media-domains", Only(&[]), ENCODERS),
-    flag("attention-backend", Only(&["auto"]), "the attention kernel is selected by device and shape"),
     flag("calculate-kv-scales", Off, "an 8-bit KV cache uses the checkpoint's scales, or 1"),
     flag("code-revision", AnyValue, MODEL_CODE),
     flag("collect-detailed-traces", Only(&[]), "use --otlp-traces-endpoint, or --profiler-config"),

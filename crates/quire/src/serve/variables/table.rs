@@ -36,6 +36,7 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Flag("api-key"), names: &["QUIRE_API_KEY", "VLLM_API_KEY"] },
     Group { fate: Flag("log-level"), names: &["VLLM_LOGGING_LEVEL"] },
     Group { fate: Flag("max-body-bytes"), names: &["VLLM_HTTP_MAX_REQUEST_BODY_SIZE"] },
+    Group { fate: Flag("attention-backend"), names: &["VLLM_ATTENTION_BACKEND"] },
     Group { fate: Flag("enable-log-outputs"), names: &["VLLM_DEBUG_LOG_API_SERVER_RESPONSE"] },
     Group { fate: Flag("node-interface"), names: &["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"] },
     Group { fate: Flag("profiler-config"), names: &["VLLM_TORCH_PROFILER_DIR"] },
@@ -113,10 +114,6 @@ pub(super) const GROUPS: &[Group] = &[
     Group {
         fate: Refused(&["lora_filesystem_resolver"], "there are no plugins but lora_filesystem_resolver"),
         names: &["VLLM_PLUGINS"],
-    },
-    Group {
-        fate: Refused(&["auto"], "the attention kernel is selected by device and shape"),
-        names: &["VLLM_ATTENTION_BACKEND"],
     },
     Group {
         fate: Refused(&["highest"], "float32 products are computed in float32"),

@@ -1,0 +1,156 @@
+//! Which attention kernels serve a layer: those that are best for it, or those that were asked for.
+
+use crate::attention::attention_decode;
+use crate::attention::attention_prefill::{self, HOPPER_DIMS};
+use crate::attention::layer::{AttentionTypes, HeadDims};
+use crate::jit::specialization::{HOPPER, LOWEST};
+use crate::options::AttentionBackend;
+use crate::runtime::arch::Arch;
+use crate::runtime::context::Context;
+use kernels::ops::{AttentionKernels, ExpectedAttention};
+
+/// What of a device decides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionDevice {
+    pub(crate) arch: Arch,
+    /// Bytes of shared memory that a block may ask for.
+    pub(crate) shared_of_block: usize,
+}
+
+impl From<&Context> for AttentionDevice {
+    fn from(context: &Context) -> Self {
+        Self { arch: context.arch, shared_of_block: context.shared_of_block }
+    }
+}
+
+/// The kernels for such layers.
+///
+/// # Errors
+/// Those that were asked for are not for them; says why, and which are.
+pub(crate) fn select(
+    asked: AttentionBackend,
+    device: AttentionDevice,
+    expected: ExpectedAttention,
+) -> Result<AttentionKernels, String> {
+    let (mma, hopper) = (without_mma(device, expected), without_hopper(device, expected));
+    let best = match (&mma, &hopper) {
+        (Some(_), _) => AttentionBackend::Plain,
+        (None, Some(_)) => AttentionBackend::Mma,
+        (None, None) => AttentionBackend::Hopper,
+    };
+    let refusal = match asked {
+        AttentionBackend::Auto | AttentionBackend::Plain => None,
+        AttentionBackend::Mma => mma,
+        AttentionBackend::Hopper => mma.or(hopper),
+    };
+    if let Some(reason) = refusal {
+        return Err(format!("the {} kernels {reason}; auto selects {} here", asked.name(), best.name()));
+    }
+    let prefill = if asked == AttentionBackend::Auto { best } else { asked };
+    let decode = if prefill == AttentionBackend::Plain { prefill } else { AttentionBackend::Mma };
+    Ok(AttentionKernels { prefill: prefill.name(), decode: decode.name() })
+}
+
+/// Why the kernels on tensor cores do not serve such layers, if they do not.
+fn without_mma(device: AttentionDevice, expected: ExpectedAttention) -> Option<String> {
+    let ExpectedAttention { heads, compute, cache, block_size, shared, .. } = expected;
+    let (types, dims) = (AttentionTypes { rows: compute, cache }, HeadDims { dim: heads.dim, v_dim: heads.v_dim });
+    if device.arch < LOWEST {
+        return Some(format!("need a GPU of compute capability {} or higher", LOWEST.capability()));
+    }
+    if shared {
+        return Some("do not read values that are a part of keys (latent attention)".to_owned());
+    }
+    if !types.are_short() {
+        return Some("compute in 16 bits, over a cache of the same type or of fp8".to_owned());
+    }
+    if !super::are_fast(types, dims) {
+        let HeadDims { dim, v_dim } = dims;
+        return Some(format!("take heads of multiples of 16 up to 256, not of {dim} and {v_dim}"));
+    }
+    if !block_size.is_multiple_of(16) {
+        return Some(format!("take KV blocks of multiples of 16 tokens (--block-size), not of {block_size}"));
+    }
+    let needed = attention_prefill::shared(dims).max(attention_decode::most_shared(types.cache, dims, heads));
+    let has = device.shared_of_block;
+    (needed > has)
+        .then(|| format!("need {needed} bytes of shared memory for heads of {}, and there are {has}", dims.dim))
+}
+
+/// Why the kernel for Hopper does not serve such layers, if it does not, where the others do.
+fn without_hopper(device: AttentionDevice, expected: ExpectedAttention) -> Option<String> {
+    let ExpectedAttention { heads, block_size, has_plain_scores, .. } = expected;
+    if device.arch != HOPPER {
+        return Some("need a GPU of the Hopper architecture".to_owned());
+    }
+    if !has_plain_scores {
+        return Some("have no soft cap, ALiBi or relative bias".to_owned());
+    }
+    if heads.dim != heads.v_dim || !HOPPER_DIMS.contains(&heads.dim) {
+        return Some(format!("take heads of 64 or 128, not of {} and {}", heads.dim, heads.v_dim));
+    }
+    let fits = attention_prefill::hopper_fits(heads.dim, heads.v_dim, block_size);
+    (!fits).then(|| format!("take KV blocks that divide 128 tokens (--block-size), not of {block_size}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::ops::{DType, Heads, KvDType};
+
+    const H100: AttentionDevice = AttentionDevice { arch: HOPPER, shared_of_block: 227 << 10 };
+
+    fn llama() -> ExpectedAttention {
+        ExpectedAttention {
+            heads: Heads { q: 32, kv: 8, dim: 128, v_dim: 128 },
+            hidden: 4096,
+            compute: DType::Bf16,
+            cache: KvDType::Float(DType::Bf16),
+            block_size: 16,
+            shared: false,
+            has_plain_scores: true,
+        }
+    }
+
+    fn names(kernels: AttentionKernels) -> [&'static str; 2] {
+        [kernels.prefill, kernels.decode]
+    }
+
+    #[test]
+    fn auto_takes_the_best_that_fits() {
+        let auto = |device, expected| names(select(AttentionBackend::Auto, device, expected).unwrap());
+        let wide = |dim| ExpectedAttention { heads: Heads { dim, v_dim: dim, ..llama().heads }, ..llama() };
+        let a100 = AttentionDevice { arch: Arch::new(8, 0), shared_of_block: 163 << 10 };
+        let t4 = AttentionDevice { arch: Arch::new(7, 5), shared_of_block: 64 << 10 };
+        let f32 = ExpectedAttention { compute: DType::F32, cache: KvDType::Float(DType::F32), ..llama() };
+        for (device, expected, wanted) in [
+            (H100, llama(), ["hopper", "mma"]),
+            (H100, ExpectedAttention { cache: KvDType::E4m3, ..llama() }, ["hopper", "mma"]),
+            (H100, ExpectedAttention { has_plain_scores: false, ..llama() }, ["mma", "mma"]),
+            (H100, ExpectedAttention { block_size: 256, ..llama() }, ["mma", "mma"]),
+            (H100, wide(96), ["mma", "mma"]),
+            (H100, wide(72), ["plain", "plain"]),
+            (H100, ExpectedAttention { shared: true, ..llama() }, ["plain", "plain"]),
+            (H100, ExpectedAttention { block_size: 8, ..llama() }, ["plain", "plain"]),
+            (H100, f32, ["plain", "plain"]),
+            (a100, llama(), ["mma", "mma"]),
+            (t4, wide(256), ["plain", "plain"]),
+        ] {
+            assert_eq!(auto(device, expected), wanted, "{device:?} {expected:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_serves_or_is_refused() {
+        let asked = |backend, expected| select(backend, H100, expected).map(names);
+        assert_eq!(asked(AttentionBackend::Mma, llama()), Ok(["mma", "mma"]));
+        assert_eq!(asked(AttentionBackend::Plain, llama()), Ok(["plain", "plain"]));
+        assert_eq!(asked(AttentionBackend::Hopper, llama()), Ok(["hopper", "mma"]));
+        let capped = ExpectedAttention { has_plain_scores: false, ..llama() };
+        let error = asked(AttentionBackend::Hopper, capped).unwrap_err();
+        assert!(error.contains("soft cap") && error.contains("auto selects mma"), "{error}");
+        let f32 = ExpectedAttention { compute: DType::F32, cache: KvDType::Float(DType::F32), ..llama() };
+        let error = asked(AttentionBackend::Mma, f32).unwrap_err();
+        assert!(error.contains("16 bits") && error.contains("auto selects plain"), "{error}");
+    }
+}

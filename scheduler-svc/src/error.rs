@@ -69,6 +69,11 @@ pub(crate) fn not_resolved(name: &str, failed: &LoadFailed) -> Failure {
     invalid(format!("LoRA adapter '{name}' was found but could not be loaded: {}", failed.reason))
 }
 
+/// As many wait for adapters as may.
+pub(crate) fn busy_loading(most: usize) -> Failure {
+    unavailable(format!("{most} calls wait for adapters that are being loaded; try again."))
+}
+
 /// An adapter of this name is served.
 pub(crate) fn already_loaded(name: &str) -> Failure {
     let message = format!(

@@ -8,7 +8,7 @@ use std::{
 
 use models::{Adapter, AdapterError, AdapterLayout};
 use proto::{AdapterLoaded, LoadAdapter};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
 
 /// The adapters that plans may name. Cheap to clone.
@@ -50,15 +50,57 @@ pub(crate) enum AdapterSource {
     Dummy(u64),
 }
 
-/// Reads adapters, each in a task of its own.
+/// Adapters that are read at a time: each takes the memory of its file meanwhile.
+const MOST_READS: usize = 4;
+
+/// Reads adapters, a few at a time.
 pub(crate) struct AdapterLoader {
     host: HostAdapters,
     /// Where they come from.
     source: AdapterSource,
     layout: Option<Arc<AdapterLayout>>,
+    room: Arc<Semaphore>,
     sender: mpsc::UnboundedSender<Answer>,
     /// Bounded by the scheduler, which asks for one answer a load.
     loaded: mpsc::UnboundedReceiver<Answer>,
+}
+
+/// An adapter that is to be read.
+struct Reading {
+    host: HostAdapters,
+    layout: Option<Arc<AdapterLayout>>,
+    source: AdapterSource,
+    group: u64,
+}
+
+impl Reading {
+    /// Takes as long as reading a file does. Absent: the group that asked is gone.
+    fn read(self, LoadAdapter { adapter, path }: LoadAdapter) -> Option<AdapterLoaded> {
+        if self.host.lock().group != self.group {
+            return None;
+        }
+        let read = match (&self.layout, self.source) {
+            (None, _) => Err(AdapterError::Disabled),
+            (Some(layout), AdapterSource::Folders) => layout.read(Path::new(&path)),
+            (Some(layout), AdapterSource::Dummy(seed)) => Ok(layout.dummy(&adapter, seed)),
+        };
+        Some(match read {
+            Ok(read) => {
+                info!(adapter, path, kib = read.bytes() >> 10, "adapter loaded");
+                let fingerprint = read.fingerprint().to_owned();
+                let mut held = self.host.lock();
+                if held.group == self.group {
+                    held.adapters.insert(adapter.clone(), Arc::new(read));
+                }
+                AdapterLoaded { adapter, fingerprint, ..AdapterLoaded::default() }
+            }
+            Err(error) => {
+                warn!(adapter, path, "adapter refused: {error}");
+                let not_found = matches!(error, AdapterError::NotFound { .. });
+                AdapterLoaded { adapter, error: error.to_string(), not_found, ..AdapterLoaded::default() }
+            }
+        })
+    }
 }
 
 /// What a group is told.
@@ -70,7 +112,7 @@ struct Answer {
 impl AdapterLoader {
     pub(crate) fn new(host: HostAdapters, source: AdapterSource) -> Self {
         let (sender, loaded) = mpsc::unbounded_channel();
-        Self { host, source, layout: None, sender, loaded }
+        Self { host, source, layout: None, room: Arc::new(Semaphore::new(MOST_READS)), sender, loaded }
     }
 
     /// The model is loaded; absent: it takes no adapters.
@@ -78,34 +120,22 @@ impl AdapterLoader {
         self.layout = layout;
     }
 
-    /// Begins to read an adapter; [`Self::next`] tells of its end.
-    pub(crate) fn load(&self, LoadAdapter { adapter, path }: LoadAdapter) {
-        let (host, layout, sender) = (self.host.clone(), self.layout.clone(), self.sender.clone());
-        let (source, group) = (self.source, self.host.lock().group);
-        tokio::task::spawn_blocking(move || {
-            let read = match (&layout, source) {
-                (None, _) => Err(AdapterError::Disabled),
-                (Some(layout), AdapterSource::Folders) => layout.read(Path::new(&path)),
-                (Some(layout), AdapterSource::Dummy(seed)) => Ok(layout.dummy(&adapter, seed)),
-            };
-            let loaded = match read {
-                Ok(read) => {
-                    info!(adapter, path, kib = read.bytes() >> 10, "adapter loaded");
-                    let fingerprint = read.fingerprint().to_owned();
-                    let mut held = host.lock();
-                    if held.group == group {
-                        held.adapters.insert(adapter.clone(), Arc::new(read));
-                    }
-                    AdapterLoaded { adapter, fingerprint, ..AdapterLoaded::default() }
-                }
-                Err(error) => {
-                    warn!(adapter, path, "adapter refused: {error}");
-                    let not_found = matches!(error, AdapterError::NotFound { .. });
-                    AdapterLoaded { adapter, error: error.to_string(), not_found, ..AdapterLoaded::default() }
-                }
-            };
-            // The process may be ending.
-            let _ = sender.send(Answer { group, loaded });
+    /// Reads an adapter as soon as there is room; [`Self::next`] tells of its end.
+    pub(crate) fn load(&self, load: LoadAdapter) {
+        let (room, sender, group) = (self.room.clone(), self.sender.clone(), self.host.lock().group);
+        let reading = Reading { host: self.host.clone(), layout: self.layout.clone(), source: self.source, group };
+        tokio::spawn(async move {
+            let Ok(_permit) = room.acquire_owned().await else { return };
+            let adapter = load.adapter.clone();
+            let read = tokio::task::spawn_blocking(move || reading.read(load)).await;
+            let loaded = read.unwrap_or_else(|error| {
+                let error = format!("reading it ended early: {error}");
+                Some(AdapterLoaded { adapter, error, ..AdapterLoaded::default() })
+            });
+            if let Some(loaded) = loaded {
+                // The process may be ending.
+                let _ = sender.send(Answer { group, loaded });
+            }
         });
     }
 

@@ -6,13 +6,16 @@ use model_source::{Need, Options, Quiet, SourceError};
 use tokio::{runtime::Handle, sync::mpsc};
 use tracing::info;
 
-use super::LoadFailed;
+use super::{LoadFailed, downloads::Downloads};
 use crate::wire::Event;
+
+/// Downloads at a time.
+const MOST_DOWNLOADS: usize = 4;
 
 /// An adapter's folder, or why there is none.
 pub(crate) struct Found {
-    /// Who it is for.
-    pub identity: String,
+    /// Its Hugging Face id.
+    pub id: String,
     pub folder: Result<PathBuf, LoadFailed>,
 }
 
@@ -20,17 +23,40 @@ pub(crate) struct Found {
 pub(crate) struct Hub {
     options: Options,
     events: mpsc::Sender<Event>,
+    downloads: Downloads,
 }
 
 impl Hub {
     pub(crate) fn new(options: Options, events: mpsc::Sender<Event>) -> Self {
-        Self { options, events }
+        Self { options, events, downloads: Downloads::new(MOST_DOWNLOADS) }
     }
 
-    /// Begins to look for an adapter; [`Event::AdapterFound`] tells of its end.
-    pub(crate) fn find(&self, identity: &str, id: &str) {
-        let (options, events) = (self.options.clone(), self.events.clone());
-        let (identity, id, runtime) = (identity.to_owned(), id.to_owned(), Handle::current());
+    /// Looks for an adapter as soon as there is room; [`Event::AdapterFound`] tells of its end.
+    pub(crate) fn find(&mut self, identity: &str, id: &str) {
+        self.downloads.ask(identity, id);
+        self.begin();
+    }
+
+    /// The identities that what was found is for.
+    pub(crate) fn found(&mut self, id: &str) -> Vec<String> {
+        self.downloads.done(id)
+    }
+
+    /// Goes on with what waits, but for identities that are no longer wanted; those.
+    pub(crate) fn go_on(&mut self, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        let dropped = self.downloads.drop_unwanted(is_wanted);
+        self.begin();
+        dropped
+    }
+
+    fn begin(&mut self) {
+        while let Some(id) = self.downloads.next() {
+            self.download(id);
+        }
+    }
+
+    fn download(&self, id: String) {
+        let (options, events, runtime) = (self.options.clone(), self.events.clone(), Handle::current());
         // A thread of its own: the end of the process does not wait for a download.
         std::thread::spawn(move || {
             let found = runtime.block_on(model_source::resolve(Some(&id), Need::Adapter, &options, &Quiet));
@@ -43,7 +69,7 @@ impl Hub {
                 reason: error.to_string(),
             });
             // The process may be ending.
-            let _ = events.blocking_send(Event::AdapterFound(Found { identity, folder }));
+            let _ = events.blocking_send(Event::AdapterFound(Found { id, folder }));
         });
     }
 }

@@ -8,6 +8,7 @@
 //! Requests whose adapter is not on the host wait here until every worker has read it. The host keeps the adapters of
 //! live requests, and of others those that were used last.
 
+mod downloads;
 pub(crate) mod hub;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -33,6 +34,14 @@ impl AdapterCall {
             Self::Remove(name, _) | Self::List(name, _) => name,
         }
     }
+
+    /// Whether somebody waits for the answer.
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Serve(_, reply) | Self::Remove(_, reply) => !reply.is_closed(),
+            Self::List(_, reply) => !reply.is_closed(),
+        }
+    }
 }
 
 /// Who waits for an adapter to be on the host of every worker.
@@ -50,6 +59,16 @@ pub(crate) enum Waiter {
 }
 
 impl Waiter {
+    /// Whether its client is still there, as far as that is known: requests are withdrawn.
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Request(_) | Self::Static(_) => true,
+            Self::Serve(_, reply) => !reply.is_closed(),
+            Self::Resolve(_, reply) => !reply.is_closed(),
+            Self::Call(call) => call.is_there(),
+        }
+    }
+
     /// The adapter that is served once it is loaded.
     fn to_serve(&self) -> Option<&ServedAdapter> {
         match self {
@@ -89,6 +108,15 @@ pub(crate) struct Adapters {
     ranks: usize,
     loads: u64,
     uses: u64,
+}
+
+/// How many wait for adapters that are being loaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Waiting {
+    /// Requests that are not admitted yet.
+    pub requests: usize,
+    /// Questions and orders of the control plane.
+    pub calls: usize,
 }
 
 /// Another identity for files that have changed.
@@ -178,6 +206,24 @@ impl Adapters {
     /// Whether some worker is still to read it.
     pub(crate) fn is_awaited(&self, identity: &str) -> bool {
         self.hosted.get(identity).is_some_and(|hosted| hosted.missing > 0)
+    }
+
+    /// Whether anybody waits for it who is still there.
+    pub(crate) fn is_wanted(&self, identity: &str) -> bool {
+        self.hosted.get(identity).is_some_and(|hosted| hosted.waiters.iter().any(Waiter::is_there))
+    }
+
+    /// Who waits for adapters to be on the hosts.
+    pub(crate) fn num_waiting(&self) -> Waiting {
+        let mut waiting = Waiting::default();
+        for waiter in self.hosted.values().flat_map(|hosted| &hosted.waiters) {
+            match waiter {
+                Waiter::Request(_) => waiting.requests += 1,
+                Waiter::Static(_) => {}
+                Waiter::Serve(..) | Waiter::Resolve(..) | Waiter::Call(_) => waiting.calls += 1,
+            }
+        }
+        waiting
     }
 
     /// No worker will read it; who waited.
@@ -436,9 +482,27 @@ mod tests {
             let request = proto::Request { key: Some(key(number)), ..proto::Request::default() };
             adapters.wait(&identity, Waiter::Request(Box::new(request)));
         }
+        assert_eq!(adapters.num_waiting(), Waiting { requests: 2, calls: 0 });
         let gone = adapters.withdraw(|request| request.key == Some(key(1)));
         assert_eq!(gone.len(), 1);
+        assert!(adapters.is_wanted(&identity), "by the other one");
         assert_eq!(adapters.lost().len(), 1);
         assert!(!adapters.is_hosted(&identity));
+    }
+
+    #[test]
+    fn what_all_clients_have_left_is_not_wanted() {
+        let mut adapters = Adapters::new(1, 4);
+        let identity = adapters.new_identity("a");
+        let (reply, client) = oneshot::channel();
+        adapters.wait(&identity, Waiter::Serve(adapter("a"), reply));
+        let (reply, other) = oneshot::channel();
+        adapters.wait(&identity, Waiter::Call(AdapterCall::Remove("a".into(), reply)));
+        assert_eq!(adapters.num_waiting(), Waiting { requests: 0, calls: 2 });
+        drop(client);
+        assert!(adapters.is_wanted(&identity));
+        drop(other);
+        assert!(!adapters.is_wanted(&identity) && adapters.is_awaited(&identity));
+        assert_eq!(adapters.give_up(&identity).len(), 2);
     }
 }

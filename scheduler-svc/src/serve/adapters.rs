@@ -7,13 +7,17 @@ use proto::{
     AdapterLoaded, DropAdapter, Failure, ListAdaptersReply, LoadAdapter, ServeAdapterRequest, ServedAdapter,
     to_worker::Command,
 };
-use tracing::{info, warn};
+use sched_core::{QueueBound, Refusal};
+use tracing::{debug, info, warn};
 
 use super::Engine;
 use crate::{
     adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter, hub::Found, name_of},
     error,
 };
+
+/// Calls of the control plane that may wait for adapters.
+const MOST_CALLS: usize = 1024;
 
 impl Engine {
     /// Loads the adapters of the command line that are not served yet. Others are loaded into a new group when a
@@ -43,18 +47,23 @@ impl Engine {
 
     /// An adapter was looked for at the hub. Fails where the command line names one that is not there.
     pub(super) fn adapter_found(&mut self, found: Found) -> anyhow::Result<()> {
-        match found.folder {
-            Ok(folder) if self.adapters.is_awaited(&found.identity) => {
-                self.load(&found.identity, folder.display().to_string());
-            }
-            // The workers were lost meanwhile, and who waited was told.
-            Ok(_) => {}
-            Err(failed) => {
-                let waiters = self.adapters.give_up(&found.identity);
-                waiters.into_iter().try_for_each(|waiter| self.not_hosted(&failed, waiter))?;
-                self.evict_adapters();
+        for identity in self.hub.found(&found.id) {
+            match &found.folder {
+                Ok(folder) if self.adapters.is_awaited(&identity) => self.load(&identity, folder.display().to_string()),
+                // The workers were lost meanwhile, and who waited was told.
+                Ok(_) => {}
+                Err(failed) => {
+                    let waiters = self.adapters.give_up(&identity);
+                    waiters.into_iter().try_for_each(|waiter| self.not_hosted(failed, waiter))?;
+                }
             }
         }
+        // What all clients have left is not begun.
+        for identity in self.hub.go_on(|identity| self.adapters.is_wanted(identity)) {
+            debug!(identity, "not downloaded: nobody waits for it any more");
+            self.adapters.give_up(&identity);
+        }
+        self.evict_adapters();
         self.say_readiness();
         Ok(())
     }
@@ -69,6 +78,7 @@ impl Engine {
         }
         request.adapter.clone_from(&identity);
         if !self.adapters.is_hosted(&identity) {
+            self.check_room_to_wait()?;
             self.wait(&identity, &path, Waiter::Request(Box::new(request)));
             self.say_adapters();
             return Ok(());
@@ -79,6 +89,19 @@ impl Engine {
             self.adapters.admitted(key, identity);
         }
         Ok(())
+    }
+
+    /// Whether one more request may wait for its adapter: such requests count as queued, too.
+    fn check_room_to_wait(&self) -> Result<(), Failure> {
+        let queued = self.core.as_ref().map_or(0, |core| core.stats().queued_requests as usize);
+        match self.args.max_num_queued_reqs {
+            Some(limit) if queued + self.adapters.num_waiting().requests >= limit as usize => {
+                let refusal = Refusal::Overloaded { bound: QueueBound::Requests, limit: limit.into() };
+                self.metrics.refused(&refusal);
+                Err(refusal.to_failure())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A worker has read an adapter, or could not. Fails where the command line names one that cannot be served.
@@ -222,7 +245,14 @@ impl Engine {
     /// that is over: loads and unloads of a name come one after the other.
     pub(super) fn about_adapters(&mut self, call: AdapterCall) {
         let loading = self.adapters.loading(call.name()).map(str::to_owned);
+        let is_full = self.adapters.num_waiting().calls >= MOST_CALLS;
         match (call, loading) {
+            (AdapterCall::Serve(_, reply) | AdapterCall::Remove(_, reply), Some(_)) if is_full => {
+                drop(reply.send(Some(error::busy_loading(MOST_CALLS))));
+            }
+            (AdapterCall::Serve(_, reply), None) if is_full => {
+                drop(reply.send(Some(error::busy_loading(MOST_CALLS))));
+            }
             (call @ (AdapterCall::Serve(..) | AdapterCall::Remove(..)), Some(identity)) => {
                 self.adapters.wait(&identity, Waiter::Call(call));
             }
@@ -241,6 +271,7 @@ impl Engine {
                 self.evict_adapters();
             }
             (AdapterCall::List(name, reply), loading) => match self.to_resolve(&name) {
+                Some(_) if is_full => drop(reply.send(self.listed(Some(error::busy_loading(MOST_CALLS))))),
                 Some(adapter) => {
                     // Others may have asked for it just now.
                     let identity = loading.unwrap_or_else(|| self.adapters.new_identity(&name));

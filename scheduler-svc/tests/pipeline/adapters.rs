@@ -1,8 +1,8 @@
 //! Adapters: what the control plane is told while workers read them, and what requests are told meanwhile.
 
 use proto::{
-    AdapterLoaded, Failure, LoadAdapter, Request, ServeAdapterRequest, ServedAdapter, failure::Kind, from_worker,
-    inbound, to_worker::Command,
+    Abort, AdapterLoaded, Failure, LoadAdapter, Request, ServeAdapterRequest, ServedAdapter, failure::Kind,
+    from_worker, inbound, to_worker::Command,
 };
 use service_kit::control::ControlClient;
 use tokio::task::JoinHandle;
@@ -169,4 +169,33 @@ async fn files_that_changed_count_as_another_adapter() {
     served.loaded(&renewed.adapter, "2").await;
     assert_eq!(served.dropped().await, other);
     assert_eq!(served.step().await, renewed.adapter);
+}
+
+/// Requests that wait for an adapter to be read are queued: the bound holds, and a client that leaves makes room.
+#[tokio::test]
+async fn requests_that_wait_for_an_adapter_count_as_queued() {
+    let mut served = Served::start(1, &["--max-cpu-loras=1", "--max-num-queued-reqs=1"]).await;
+    for name in ["a", "b"] {
+        let answer = served.load(name, false);
+        let load = served.next_load().await;
+        served.loaded(&load.adapter, "1").await;
+        assert_eq!(answer.await.unwrap(), None);
+    }
+    let gone = served.dropped().await;
+    served.ask(1, "a").await;
+    assert_eq!(served.next_load().await.adapter, gone);
+    let failed = async |served: &mut Served| {
+        let failed = served.stage.output().await.failed.remove(0);
+        (failed.key.map(|key| key.number), failed.failure.expect("a reason"))
+    };
+    served.ask(2, "a").await;
+    let (number, failure) = failed(&mut served).await;
+    assert!(number == Some(2) && failure.message.contains("max_num_queued_reqs: 1"), "{failure:?}");
+    let abort = Abort { key: request(1, 1).key };
+    served.stage.send(inbound::Event::Abort(abort)).await;
+    assert_eq!(failed(&mut served).await.0, Some(1));
+    served.ask(3, "a").await;
+    served.loaded(&gone, "1").await;
+    served.dropped().await;
+    assert_eq!(served.step().await, gone);
 }

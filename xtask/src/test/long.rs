@@ -23,11 +23,12 @@ const FUZZ_TARGETS: [FuzzTarget; 2] = [
 /// A stage: its name on the command line, what it does, and how.
 type Stage = (&'static str, &'static str, fn(&Path) -> anyhow::Result<()>);
 
-const STAGES: [Stage; 6] = [
+const STAGES: [Stage; 7] = [
     ("simulation", "ten million scheduler events", simulation),
     ("schemas", "texts under the JSON Schema Test Suite", schemas::run),
     ("deploy", "behind load balancers, and as an image", |root| ignored_e2e(root, "deploy::")),
     ("clients", "frameworks on top of the API, and vLLM's own tests", |root| ignored_e2e(root, "clients::")),
+    ("adapters", "adapters loaded and unloaded a thousand times", |root| ignored_e2e(root, "adapters::")),
     ("smollm2", "a public model of four bits", |root| ignored_e2e(root, "smollm2::")),
     ("fuzz", "fuzzing parsers and sched-core (libFuzzer)", fuzz),
 ];

@@ -1,13 +1,13 @@
 //! Adapters on the host: read beside the compute thread, which copies them to the device.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use models::{Adapter, AdapterError, AdapterLayout};
-use proto::{AdapterLoaded, LoadAdapter};
+use proto::{AdapterLoad, AdapterLoaded, LoadAdapter, StepPlan};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
 
@@ -27,14 +27,32 @@ pub(crate) struct HeldAdapters {
 #[derive(Default)]
 struct Held {
     adapters: HashMap<String, Arc<Adapter>>,
+    /// For plans that have come and are not carried out yet, in their order: what a plan names may be dropped before
+    /// its turn comes.
+    planned: VecDeque<(String, Arc<Adapter>)>,
     /// Grows with every group; what an earlier one asked for is dropped when it comes.
     group: u64,
 }
 
 impl HostAdapters {
-    /// An adapter, if it is there.
-    pub(crate) fn get(&self, adapter: &str) -> Option<Arc<Adapter>> {
-        self.lock().adapters.get(adapter).cloned()
+    /// A plan has come: keeps what it names until [`Self::take_planned`] asks for it.
+    pub(crate) fn keep_planned(&self, plan: &StepPlan) {
+        if plan.adapters.is_empty() {
+            return;
+        }
+        let mut held = self.lock();
+        for AdapterLoad { adapter, .. } in &plan.adapters {
+            if let Some(found) = held.adapters.get(adapter).cloned() {
+                held.planned.push_back((adapter.clone(), found));
+            }
+        }
+    }
+
+    /// An adapter that the plan names whose turn it is, if it was there when the plan came.
+    pub(crate) fn take_planned(&self, adapter: &str) -> Option<Arc<Adapter>> {
+        let planned = &mut self.lock().planned;
+        let at = planned.iter().position(|(name, _)| name == adapter)?;
+        planned.remove(at).map(|(_, found)| found)
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -149,13 +167,18 @@ impl AdapterLoader {
         std::future::pending().await
     }
 
+    /// A plan of this group has come.
+    pub(crate) fn planned(&self, plan: &StepPlan) {
+        self.host.keep_planned(plan);
+    }
+
     /// What is on the host now.
     pub(crate) fn held(&self) -> HeldAdapters {
         let held = self.host.lock();
         HeldAdapters { count: held.adapters.len(), bytes: held.adapters.values().map(|adapter| adapter.bytes()).sum() }
     }
 
-    /// Lets go of an adapter; what the device holds stays.
+    /// Lets go of an adapter; what the device holds stays, and what plans name that have come.
     pub(crate) fn forget(&self, adapter: &str) {
         self.host.lock().adapters.remove(adapter);
     }
@@ -164,6 +187,7 @@ impl AdapterLoader {
     pub(crate) fn forget_all(&self) {
         let mut held = self.host.lock();
         held.adapters.clear();
+        held.planned.clear();
         held.group += 1;
     }
 }

@@ -224,7 +224,10 @@ impl Worker {
             }
             Some(to_worker::Command::Step(mut plan)) => {
                 plan.restore();
-                self.steps += u32::from(Some(plan.epoch) == self.epoch);
+                if Some(plan.epoch) == self.epoch {
+                    self.steps += 1;
+                    self.adapters.planned(&plan);
+                }
                 Job::Step(Box::new(plan))
             }
             None => bail!("an empty message from the scheduler"),

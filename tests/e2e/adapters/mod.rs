@@ -4,6 +4,7 @@
 mod churn;
 mod first_use;
 mod hub;
+mod left;
 mod rewritten;
 mod ways;
 

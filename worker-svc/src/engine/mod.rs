@@ -168,7 +168,7 @@ impl<'m> Engine<'m> {
     /// Copies the adapters that a plan names into their slots.
     fn load_adapters(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         for AdapterLoad { slot, adapter } in &plan.adapters {
-            let held = self.adapters.get(adapter).filter(|_| *slot < self.adapter_slots);
+            let held = self.adapters.take_planned(adapter).filter(|_| *slot < self.adapter_slots);
             let found = held.ok_or_else(|| malformed(plan.step, &format!("adapter {adapter:?} for slot {slot}")))?;
             self.model.write_adapter(*slot, &found);
         }

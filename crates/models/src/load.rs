@@ -24,7 +24,9 @@ use crate::quant::{self, Online, Quantized};
 use crate::runner::{self, Decoder};
 use crate::shapes;
 use crate::tp::Shard;
-use crate::weights::{Checkpoint, Dummy, Loader, Measure, Names, ParamId, Resident, Weights, cache_scales};
+use crate::weights::{
+    Checkpoint, Dummy, Loader, Measure, Names, ParamId, Resident, TensorLocation, Weights, cache_scales,
+};
 
 /// How to load a model.
 #[derive(Clone, Debug)]
@@ -314,7 +316,23 @@ impl Loading<'_> {
         let modules = network::build(&spec, &names, shard, layers.clone(), &mut loader)?;
         let resident = loader.resident;
         let lora = options.lora;
-        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, lora, attention };
+        let adapted_elsewhere = match lora {
+            Some(_) => adapted_elsewhere(&spec, &names, shard, &layers, &*weights)?,
+            None => Vec::new(),
+        };
+        let parts = Parts {
+            spec,
+            limits,
+            compute,
+            layers,
+            cache,
+            scales,
+            modules,
+            resident,
+            lora,
+            attention,
+            adapted_elsewhere,
+        };
         Ok(Network::new(parts, device))
     }
 }
@@ -336,6 +354,23 @@ fn stage_layers(
         Ok(measure.bytes)
     };
     stage.layers_of(&(0..count).map(bytes).collect::<Result<Vec<u64>, LoadError>>()?)
+}
+
+/// Where the matrices of layers lie that take adapters, but are not among `layers`.
+fn adapted_elsewhere(
+    spec: &ModelSpec,
+    names: &Names,
+    shard: Shard,
+    layers: &Range<usize>,
+    weights: &dyn Weights,
+) -> Result<Vec<TensorLocation>, LoadError> {
+    let mut found = Vec::new();
+    for others in [0..layers.start, layers.end..spec.layers.len()].into_iter().filter(|others| !others.is_empty()) {
+        let built = network::build(spec, names, shard, others, &mut Measure::adapted(weights))?;
+        let projections = built.lora.into_iter().flat_map(|layer| layer.projections);
+        found.extend(projections.map(|projection| projection.location));
+    }
+    Ok(found)
 }
 
 /// Files beside the model's own that hold a part of its head.

@@ -110,17 +110,26 @@ async fn models_that_pool_have_adapters() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// In stages: all adapters and the base at once, what the scheduler does with few blocks, and one that no stage can
+/// use.
 #[tokio::test]
-async fn stages_refuse_adapters_by_name() -> anyhow::Result<()> {
-    let Some(mut server) = spawn_staged().await? else { return Ok(()) };
-    server.ended(std::time::Duration::from_secs(30))?;
-    let log = server.log();
-    ensure!(log.contains("--enable-lora") && log.contains("--pipeline-parallel-size"), "{log}");
+async fn stages_have_their_part_of_adapters() -> anyhow::Result<()> {
+    let runtime = [("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")];
+    let two = ["--pipeline-parallel-size", "2"];
+    let few = ["--max-loras", "2", "--max-cpu-loras", "3", "--max-num-batched-tokens", "16", "--max-num-seqs", "16"];
+    let small = ["--max-loras", "3", "--num-gpu-blocks-override", "24", "--max-model-len", "128"];
+    let split = ["--max-loras", "5", "--tensor-parallel-size", "2"];
+    let ways: &[&[&str]] = if max_workers() < 4 { &[&few, &small] } else { &[&few, &small, &split] };
+    for way in ways {
+        let Some(server) = serve(&ADAPTERS, &[way, &two[..]].concat(), &runtime).await? else { return Ok(()) };
+        let client = server.client();
+        check(&client, &ADAPTERS).await?;
+        check(&client, &ADAPTERS).await?;
+        let Some(other) = folder("lora-qwen2-r8-all") else { return Ok(()) };
+        let body = json!({"lora_name": "other", "lora_path": other.display().to_string()}).to_string();
+        let (status, text) = client.post_raw("/v1/load_lora_adapter", body.into_bytes()).await?;
+        ensure!(status == 400 && text.contains("this model needs"), "{status}: {text}");
+        check(&client, &ADAPTERS).await?;
+    }
     Ok(())
-}
-
-async fn spawn_staged() -> anyhow::Result<Option<Server>> {
-    let Some(base) = folder("llama") else { return Ok(None) };
-    let base = base.display().to_string();
-    Server::spawn(&[&base, "--enable-lora", "--pipeline-parallel-size", "2"], &[]).await.map(Some)
 }

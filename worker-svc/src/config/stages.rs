@@ -137,9 +137,6 @@ impl Args {
         if stages == 1 {
             return Ok(());
         }
-        if self.lora.enable_lora {
-            bail!("--enable-lora: adapters are served by one stage; leave out --pipeline-parallel-size");
-        }
         if self.place().stage() > 0 && self.stages.listen_stage.is_none() {
             bail!("--listen-stage: stage {} needs an address for the rows of the stage before", self.place().stage());
         }
@@ -182,7 +179,6 @@ mod tests {
         let refused = |flags: &str| args(flags).check_stages().unwrap_err().to_string();
         assert!(refused("--rank 2 --tensor-parallel-size 2").contains("--rank 2"));
         assert!(refused("--pipeline-layer-partition 1,1").contains("--pipeline-parallel-size is 1"));
-        assert!(refused("--pipeline-parallel-size 2 --enable-lora").contains("--enable-lora"));
         assert!(refused("--pipeline-parallel-size 2 --rank 1").contains("--listen-stage"));
         assert!(args("--pipeline-parallel-size 2 --rank 1 --listen-stage ring:/s").check_stages().is_ok());
     }

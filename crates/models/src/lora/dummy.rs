@@ -43,7 +43,7 @@ mod tests {
         let location = TensorLocation::from("layer.weight".to_owned());
         let projections = vec![Projection { location, shape: [6, 8], rows, cols }];
         let layers = vec![LoraLayer { site: LoraSite(0), projections }];
-        let layout = AdapterLayout { layers, max_rank: 4, dtype: DType::F32 };
+        let layout = AdapterLayout { layers, elsewhere: Vec::new(), max_rank: 4, dtype: DType::F32 };
         let mut adapter = layout.dummy(name, 1);
         let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
         assert_eq!(rank, 4);

@@ -34,6 +34,8 @@ pub struct LoraOptions {
 #[derive(Clone, Debug)]
 pub struct AdapterLayout {
     pub(crate) layers: Vec<LoraLayer>,
+    /// Where the matrices of layers lie that other stages have. These check what adapters have for them.
+    pub(crate) elsewhere: Vec<TensorLocation>,
     pub(crate) max_rank: usize,
     /// What adapters are kept in, on the host as on the device.
     pub(crate) dtype: DType,

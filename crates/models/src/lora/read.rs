@@ -85,7 +85,7 @@ impl AdapterLayout {
                 deltas[index] = Some(self.delta(projection, names, tensors, config)?);
             }
         }
-        if found {
+        if found || self.elsewhere.iter().any(|location| is_named(&location.tensor, names.module)) {
             return Ok(());
         }
         let reason = format!("{:?} is no linear layer of this model that takes adapters", names.module);

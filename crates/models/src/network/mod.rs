@@ -25,7 +25,7 @@ use crate::lora::{Adapter, AdapterLayout, LoraOptions};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks, wire};
 use crate::tp::Shard;
-use crate::weights::Resident;
+use crate::weights::{Resident, TensorLocation};
 pub(crate) use build::build;
 use cache::Cache;
 use forward::ForwardPass;
@@ -120,15 +120,30 @@ pub(crate) struct Parts {
     pub lora: Option<LoraOptions>,
     /// The kernels by which the layers attend.
     pub attention: Vec<AttentionKernels>,
+    /// Where the matrices of layers lie that take adapters in other stages.
+    pub adapted_elsewhere: Vec<TensorLocation>,
 }
 
 impl Network {
     /// `device` has the layers' weights and buffers.
     pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
-        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora, attention } = parts;
+        let Parts {
+            spec,
+            limits,
+            compute,
+            layers,
+            cache,
+            scales,
+            mut modules,
+            resident,
+            lora,
+            attention,
+            adapted_elsewhere,
+        } = parts;
         let sites = std::mem::take(&mut modules.lora);
         let adapters = lora.map(|LoraOptions { max_rank, dtype, .. }| {
-            Arc::new(AdapterLayout { layers: sites, max_rank, dtype: dtype.unwrap_or(compute) })
+            let (elsewhere, dtype) = (adapted_elsewhere, dtype.unwrap_or(compute));
+            Arc::new(AdapterLayout { layers: sites, elsewhere, max_rank, dtype })
         });
         let shard = device.shard;
         let Device { buffers: pool, backend, .. } = &mut *device;

@@ -58,11 +58,18 @@ pub(crate) struct Measure<'a> {
     pub mixed: bool,
     /// How each matrix is stored; absent where its slices differ.
     stored: Vec<Option<WeightFormat>>,
+    /// Whether linear layers are told from others by taking adapters.
+    adapted: bool,
 }
 
 impl<'a> Measure<'a> {
     pub(crate) fn new(weights: &'a dyn Weights) -> Self {
-        Self { weights, bytes: 0, mixed: false, stored: Vec::new() }
+        Self { weights, bytes: 0, mixed: false, stored: Vec::new(), adapted: false }
+    }
+
+    /// The same where linear layers take adapters.
+    pub(crate) fn adapted(weights: &'a dyn Weights) -> Self {
+        Self { adapted: true, ..Self::new(weights) }
     }
 
     fn add(&mut self, stack: &[Slice]) -> Result<Option<WeightFormat>, LoadError> {
@@ -124,6 +131,10 @@ impl Store for Measure<'_> {
 
     fn choice(&mut self, _: usize) -> ExpertRouting {
         ExpertRouting(0)
+    }
+
+    fn lora_site(&mut self, _: usize, _: &[usize]) -> Option<LoraSite> {
+        self.adapted.then_some(LoraSite(0))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::engine::{
     BLOCK_SIZE, MEMORY, On, Outcome, PLAIN, Script, Setup, Wanted, Way, device, load, options, run, start, step,
 };
 use crate::reference;
-use crate::{engine, folders, group};
+use crate::{adapters, engine, folders, group};
 use test_runners::{Pipeline, Shared};
 
 /// Ways of running that exercise caches: chunks, ragged batches, scattered blocks.
@@ -41,13 +41,17 @@ fn load_part(dir: &Path, options: &LoadOptions, device: &mut Device) -> Result<N
 
 /// The stages of a model, cut before each of these layers, on a device each.
 fn pipeline(dir: &Path, setup: Setup, cuts: &[usize], layers: usize) -> Pipeline {
+    pipeline_with(dir, setup, &options(setup), cuts, layers)
+}
+
+fn pipeline_with(dir: &Path, setup: Setup, all: &LoadOptions, cuts: &[usize], layers: usize) -> Pipeline {
     let bounds: Vec<usize> = [0].into_iter().chain(cuts.iter().copied()).chain([layers]).collect();
     let count = bounds.len() - 1;
     let stages = bounds.windows(2).enumerate().map(|(index, bounds)| {
         let stage = Stage { index, count, layers: Some(bounds[0]..bounds[1]) };
-        let placement = Placement { stage, ..options(setup).placement };
+        let placement = Placement { stage, ..all.placement.clone() };
         let mut device = device(setup);
-        let network = load_part(dir, &LoadOptions { placement, ..options(setup) }, &mut device).expect("a stage");
+        let network = load_part(dir, &LoadOptions { placement, ..all.clone() }, &mut device).expect("a stage");
         (device, network)
     });
     Pipeline::new(stages.collect())
@@ -75,6 +79,50 @@ fn staged(folder: &str) {
             let stages = run(&mut pipeline(&dir, setup, &cuts, layers), &mut Solo, &scripts, way);
             same(&format!("{folder} in {dtype:?} cut at {cuts:?}, {way:?}"), &whole, &stages);
         }
+    }
+}
+
+/// Each stage has its layers' part of an adapter: the bits of one stage, in one batch with the base.
+#[test]
+fn stages_have_their_part_of_adapters() {
+    let [Some(dir), Some(adapter)] = ["llama", "lora-llama-r8-all"].map(folders::zoo) else { return };
+    let layers = models::read_spec(&dir).expect("a model").layers.len();
+    let setup = Setup::new(DType::F32);
+    let scripts: Vec<Script> = (0..2).flat_map(|_| greedy_scripts(&adapter, 8)).collect();
+    let slots: Vec<Option<u32>> = (0..scripts.len()).map(|at| (at < scripts.len() / 2).then_some(1)).collect();
+    let options = LoadOptions { lora: Some(adapters::ROOM), ..options(setup) };
+    for way in WAYS {
+        let mut alone = adapters::load(&dir, setup, adapters::ROOM);
+        adapters::put(&mut *alone, 1, &adapter);
+        let whole = adapters::run(&mut *alone, &mut Solo, &scripts, &slots, way);
+        let mut stages = pipeline_with(&dir, setup, &options, &[1], layers);
+        stages.put_adapter(1, &adapter);
+        let staged = adapters::run(&mut stages, &mut Solo, &scripts, &slots, way);
+        same(&format!("{way:?}"), &whole, &staged);
+        assert_ne!(whole[0].logits, whole[scripts.len() / 2].logits, "the adapter changes what is computed");
+    }
+}
+
+/// A stage leaves the tensors of others' layers to them, and knows those of no stage.
+#[test]
+fn stages_refuse_what_no_stage_has() {
+    let [Some(dir), Some(adapter)] = ["llama", "lora-llama-r8-all"].map(folders::zoo) else { return };
+    let setup = Setup::new(DType::F32);
+    let layers = models::read_spec(&dir).expect("a model").layers.len();
+    let options = LoadOptions { lora: Some(adapters::ROOM), ..options(setup) };
+    let stages = pipeline_with(&dir, setup, &options, &[1], layers);
+    let copy = tempfile::tempdir().expect("a folder");
+    std::fs::copy(adapter.join("adapter_config.json"), copy.path().join("adapter_config.json")).expect("copied");
+    let mut bytes = std::fs::read(adapter.join("adapter_model.safetensors")).expect("weights");
+    let (known, unknown) = (b"layers.0.self_attn.q_proj", b"layers.7.self_attn.q_proj");
+    for at in 0..bytes.len() - known.len() {
+        if bytes[at..].starts_with(known) {
+            bytes[at..at + known.len()].copy_from_slice(unknown);
+        }
+    }
+    std::fs::write(copy.path().join("adapter_model.safetensors"), bytes).expect("written");
+    for refusal in stages.refusals(copy.path()) {
+        assert!(refusal.contains("layers.7.self_attn.q_proj") && refusal.contains("no linear layer"), "{refusal}");
     }
 }
 

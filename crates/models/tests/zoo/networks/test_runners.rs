@@ -1,6 +1,7 @@
 //! Runners over the parts that a served model has one of: the stages of a pipeline, and a network on a device that is
 //! not its own.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use collectives::Collective;
@@ -19,6 +20,20 @@ impl Pipeline {
         let groups = |(_, network): &(Device, Network)| network.cache().groups.len();
         assert!(stages.iter().all(|stage| groups(stage) == groups(&stages[0])), "stages with other block tables");
         Self { stages, rows: Vec::new() }
+    }
+
+    /// Fills a slot of every stage.
+    pub fn put_adapter(&mut self, slot: u32, dir: &Path) {
+        for (device, network) in &mut self.stages {
+            let adapter = network.adapter_layout().expect("room for adapters").read(dir).expect("an adapter");
+            network.write_adapter(device, slot, &adapter);
+        }
+    }
+
+    /// Why each stage refuses an adapter.
+    pub fn refusals(&self, dir: &Path) -> Vec<String> {
+        let refusal = |network: &Network| network.adapter_layout().expect("room").read(dir).expect_err("a refusal");
+        self.stages.iter().map(|(_, network)| refusal(network).to_string()).collect()
     }
 }
 
@@ -91,6 +106,10 @@ impl Runner for Pipeline {
 
     fn allocate(&mut self, memory: Memory) {
         self.stages.iter_mut().for_each(|(device, network)| network.allocate(device, memory));
+    }
+
+    fn set_adapters(&mut self, slots: &[Option<u32>]) {
+        self.stages.iter_mut().for_each(|(device, _)| device.set_adapters(slots));
     }
 
     fn join(&mut self, group: &mut dyn Collective) -> Result<(), ForwardError> {

@@ -50,7 +50,11 @@ impl Pickle {
 
     /// `_rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict())`.
     fn tensor(&mut self, form: Form, key: usize, tensor: &Tensor) -> &mut Self {
-        let kind = if tensor.dtype == Dtype::F32 { "FloatStorage" } else { "BFloat16Storage" };
+        let kind = match tensor.dtype {
+            Dtype::F32 => "FloatStorage",
+            Dtype::F16 => "HalfStorage",
+            _ => "BFloat16Storage",
+        };
         let mut strides = vec![1; tensor.shape.len()];
         (1..strides.len()).rev().for_each(|axis| strides[axis - 1] = strides[axis] * tensor.shape[axis]);
         self.op(b"ctorch._utils\n_rebuild_tensor_v2\n((").text("storage");
@@ -137,7 +141,7 @@ fn both_forms_hold_the_same_model() {
     }
 }
 
-/// An adapter of one projection, as it is printed: pickled or not, it is the same.
+/// An adapter of one projection, as it is printed: pickled or not, in 16 bits or 32, it is the same.
 #[test]
 fn adapters_may_be_pickled() {
     let base = folder(CONFIG);
@@ -145,15 +149,23 @@ fn adapters_may_be_pickled() {
     let lora = Some(LoraOptions { slots: 1, max_rank: 2, dtype: None });
     let options = LoadOptions { lora, ..options(LoadFormat::Auto, (0, 1)) };
     let layout = load(base.path(), &options).expect("loads").0.runner.adapter_layout().expect("room");
-    let tensor = |shape: [usize; 2]| {
-        let bytes = (0..shape[0] * shape[1]).flat_map(|index| (index as f32 / 7.0).to_le_bytes()).collect();
-        Tensor { dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    // Numbers that are the same in all of them.
+    let bytes = |dtype, number: f32| match dtype {
+        Dtype::BF16 => half::bf16::from_f32(number).to_le_bytes().to_vec(),
+        Dtype::F16 => half::f16::from_f32(number).to_le_bytes().to_vec(),
+        _ => number.to_le_bytes().to_vec(),
+    };
+    let tensor = |dtype, shape: [usize; 2]| {
+        let bytes = (0..shape[0] * shape[1]).flat_map(|index| bytes(dtype, index as f32 / 8.0)).collect();
+        Tensor { dtype, shape: shape.to_vec(), bytes }
     };
     let module = "base_model.model.model.layers.1.self_attn.q_proj";
-    let tensors: Tensors = vec![
-        (format!("{module}.lora_A.weight"), tensor([2, 32])),
-        (format!("{module}.lora_B.weight"), tensor([32, 2])),
-    ];
+    let tensors = |dtype| -> Tensors {
+        vec![
+            (format!("{module}.lora_A.weight"), tensor(dtype, [2, 32])),
+            (format!("{module}.lora_B.weight"), tensor(dtype, [32, 2])),
+        ]
+    };
     let read = |write: &dyn Fn(&Path)| {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::write(dir.path().join("adapter_config.json"), r#"{"r": 2, "lora_alpha": 4}"#).expect("written");
@@ -162,9 +174,13 @@ fn adapters_may_be_pickled() {
         assert_eq!((adapter.bytes(), adapter.fingerprint().len()), (2 * 2 * 32 * 4, 64));
         format!("{adapter:?}").replace(adapter.fingerprint(), "")
     };
-    let expected = read(&|dir| write(dir, "adapter_model.safetensors", &tensors));
-    for form in [Form::Archive, Form::Stream] {
-        assert_eq!(read(&|dir| write_bin(dir, "adapter_model.bin", form, &tensors)), expected, "{form:?}");
+    let expected = read(&|dir| write(dir, "adapter_model.safetensors", &tensors(Dtype::F32)));
+    for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+        let tensors = tensors(dtype);
+        assert_eq!(read(&|dir| write(dir, "adapter_model.safetensors", &tensors)), expected, "{dtype:?}");
+        for form in [Form::Archive, Form::Stream] {
+            assert_eq!(read(&|dir| write_bin(dir, "adapter_model.bin", form, &tensors)), expected, "{form:?}");
+        }
     }
 }
 

@@ -169,15 +169,28 @@ fn ranks_have_their_slices() {
     Family::read("llama", &LLAMA).iter().for_each(split);
 }
 
-const QUANTIZED: [&str; 8] = [
+const QUANTIZED: [&str; 21] = [
     "llama-awq-int4-g128",
     "llama-bnb-nf4",
+    "llama-bnb-nf4-double",
     "llama-fp8-block",
+    "llama-fp8-dynamic",
+    "llama-fp8-native",
     "llama-fp8-static",
+    "llama-gguf-f16",
+    "llama-gguf-q4_0",
     "llama-gguf-q4_k",
+    "llama-gguf-q5_k",
+    "llama-gguf-q6_k",
     "llama-gguf-q8_0",
+    "llama-gptq-int4-g128",
     "llama-gptq-int4-g128-desc-act",
+    "llama-gptq-int4-g32-asym",
+    "llama-gptq-int8",
+    "llama-squeezellm-int4",
+    "llama-w4a16-g128",
     "llama-w8a8-int8-dynamic",
+    "llama-w8a8-int8-static",
 ];
 
 /// Over quantized matrices: in one batch the base gives what was recorded of it, and each random adapter the bits that

@@ -13,6 +13,7 @@ mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]
 mod gpu;
 mod group;
+mod merged_adapters;
 mod networks;
 mod pooled_table;
 mod pooling;

@@ -23,6 +23,7 @@ const WAYS: &[(&str, &[&str])] = &[
     ("a slot for each", &["--max-loras", "5"]),
     ("fewer slots than adapters, on device and host", &["--max-loras", "2", "--max-cpu-loras", "3"]),
     ("one slot, chunks of 16 tokens", &["--max-num-batched-tokens", "16", "--max-num-seqs", "16"]),
+    ("two engines", &["--data-parallel-size", "2", "--max-loras", "2", "--max-cpu-loras", "3"]),
     ("preemption", &["--max-loras", "3", "--num-gpu-blocks-override", "24", "--max-model-len", "128"]),
 ];
 

@@ -8,31 +8,23 @@ use crate::SamplingPlan;
 #[derive(Clone, Debug, Default)]
 pub struct History {
     tokens: Vec<u32>,
-    num_prompt: u32,
-    /// The last of `tokens`, here too: decode steps read it alone, and would wait for the list to come from memory.
-    newest: u32,
-    /// Kept only for plans with penalties; boxed, since most have none and all of a step's sequences share a cache.
-    counts: Option<Box<Counts>>,
+    num_prompt: usize,
+    /// Times each token occurs in the output; 0 for tokens of the prompt only. Kept only for plans with penalties.
+    counts: Option<HashMap<u32, u32>>,
 }
-
-/// Times each token occurs in the output; 0 for tokens of the prompt only.
-#[derive(Clone, Debug)]
-struct Counts(HashMap<u32, u32>);
 
 impl History {
     /// A sequence of `tokens`, the first `num_prompt` of which are prompt.
     pub fn new(tokens: Vec<u32>, num_prompt: usize, plan: &SamplingPlan) -> Self {
         let num_prompt = num_prompt.min(tokens.len());
-        let counts = plan.needs_counts().then(|| Box::new(Counts(count(&tokens, num_prompt))));
-        let newest = tokens.last().copied().unwrap_or(0);
-        Self { tokens, num_prompt: num_prompt as u32, newest, counts }
+        let counts = plan.needs_counts().then(|| count(&tokens, num_prompt));
+        Self { tokens, num_prompt, counts }
     }
 
     /// Appends an output token.
     #[inline]
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
-        self.newest = token;
         if self.counts.is_some() {
             self.count(token);
         }
@@ -40,14 +32,8 @@ impl History {
 
     fn count(&mut self, token: u32) {
         for counts in self.counts.iter_mut() {
-            *counts.0.entry(token).or_insert(0) += 1;
+            *counts.entry(token).or_insert(0) += 1;
         }
-    }
-
-    /// The token at a position, if there is one.
-    #[inline]
-    pub fn at(&self, position: usize) -> Option<u32> {
-        if position + 1 == self.tokens.len() { Some(self.newest) } else { self.tokens.get(position).copied() }
     }
 
     /// Prompt and output.
@@ -57,23 +43,23 @@ impl History {
 
     /// How many tokens are prompt.
     pub fn num_prompt(&self) -> usize {
-        self.num_prompt as usize
+        self.num_prompt
     }
 
     /// What the request came with.
     pub fn prompt(&self) -> &[u32] {
-        &self.tokens[..self.num_prompt()]
+        &self.tokens[..self.num_prompt]
     }
 
     /// What was generated.
     pub fn output(&self) -> &[u32] {
-        &self.tokens[self.num_prompt()..]
+        &self.tokens[self.num_prompt..]
     }
 
     /// (token, occurrences in the output) of every token of prompt and output, in no order; nothing unless the plan has
     /// penalties.
     pub fn counts(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.counts.iter().flat_map(|counts| counts.0.iter()).map(|(&token, &count)| (token, count))
+        self.counts.iter().flatten().map(|(&token, &count)| (token, count))
     }
 }
 

@@ -74,9 +74,9 @@ impl SamplingPlan {
         (cuts && self.rewrites.iter().all(|rule| rule.describe(&mut params))).then_some(params)
     }
 
-    /// The output position from which on stop tokens may be sampled.
-    pub fn min_tokens(&self) -> usize {
-        self.min_tokens
+    /// Whether stop tokens are forbidden at this output position.
+    pub fn holds_stops(&self, position: usize) -> bool {
+        position < self.min_tokens
     }
 
     /// The random number of an output position.

@@ -30,7 +30,7 @@ impl Reference {
 
     fn row(&self, row: u32, slot: u32) -> SampleRow {
         let position = self.history.output().len();
-        let (uniform, hold_stops) = (self.plan.uniform_at(position), position < self.plan.min_tokens());
+        let (uniform, hold_stops) = (self.plan.uniform_at(position), self.plan.holds_stops(position));
         SampleRow { row, slot, uniform, hold_stops }
     }
 

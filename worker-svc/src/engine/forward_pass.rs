@@ -101,10 +101,6 @@ pub(crate) fn forward_passes(
         let (start, sample) = (row.start, row.want == Want::Sample as i32);
         let count = if row.want == Want::Verify as i32 { drafts.next().copied().unwrap_or(0) } else { 0 };
         check_positions(plan.step, &row, slot, count)?;
-        if slot.is_plain && sample && count == 0 {
-            passes.add(Chunk { slot: row.slot, start, len: row.len, wanted: Wanted::Last }, Order::Any);
-            continue;
-        }
         let searches = row.want == Want::Candidates as i32;
         if searches != (slot.candidates > 0) && row.want != Want::None as i32 {
             return Err(malformed(plan.step, "rows of beams, and no others, want WANT_CANDIDATES"));
@@ -210,7 +206,7 @@ pub(super) fn check_positions(step: u64, row: &Row, slot: &Slot, drafted: u32) -
 fn check_other_positions(step: u64, row: &Row, slot: &Slot, drafted: u32) -> Result<(), StepError> {
     let (number, start, len) = (row.slot, row.start as usize, (row.len - drafted) as usize);
     let (end, known) = (start + len, slot.history.tokens().len());
-    let all = known + slot.pending as usize;
+    let all = known + slot.pending;
     if len == 0 || end > all {
         return Err(malformed(step, &format!("tokens {start}..{end} of {all}")));
     }

@@ -80,7 +80,7 @@ fn verify<'l>(
     logits: impl Fn(usize) -> &'l [f32],
 ) -> Vec<Sampled> {
     // The device does not learn of tokens that are sampled here, so the host goes on sampling.
-    slot.sample_on_device(false);
+    slot.on_device = false;
     let mut verified = Vec::with_capacity(draft.len() + 1);
     for offset in 0..=draft.len() {
         if offset > 0 {

@@ -85,7 +85,7 @@ impl<'a> InputBatch<'a> {
         let mut has_adapters = false;
         for chunk in chunks {
             let slot = slot(chunk);
-            has_adapters |= !slot.is_plain && slot.adapter.is_some();
+            has_adapters |= slot.adapter.is_some();
             batch.add(chunk, plan, slot);
         }
         if has_adapters {
@@ -128,7 +128,7 @@ impl<'a> InputBatch<'a> {
             return self.add_any(chunk, chunk.draft(plan), slot);
         }
         let (row, start) = (self.tokens.len(), chunk.start as usize);
-        self.tokens.push(slot.history.at(start).unwrap_or(last_token(chunk.slot)));
+        self.tokens.push(slot.history.tokens().get(start).copied().unwrap_or(last_token(chunk.slot)));
         self.positions.push(chunk.start);
         let tables = &slot.tables;
         self.sequences.push(Sequence { first_row: row, num_rows: 1, start, tables, slot: chunk.slot as usize });
@@ -172,18 +172,19 @@ impl<'a> InputBatch<'a> {
 
     #[inline]
     fn add_target(&mut self, number: u32, slot: &Slot) {
-        let Slot { incarnation, on_device, .. } = *slot;
+        let Slot { incarnation, on_device, ref sampling, .. } = *slot;
         let sampler = if on_device { SampledBy::Device } else { SampledBy::Host };
         self.targets.push(SampleTarget { slot: number, incarnation, sampler });
         self.needs_host |= !on_device;
         if on_device {
-            self.is_guided |= !slot.is_plain && slot.guide.is_some();
-            let (uniform, hold_stops) = slot.next_draw();
+            self.is_guided |= slot.guide.is_some();
+            let position = slot.len() - slot.history.num_prompt();
             self.sample_rows.push(SampleRow {
                 row: self.logit_rows.len() as u32 - 1,
                 slot: number,
-                uniform,
-                hold_stops,
+                // Computing it takes longer than all else here, and greedy rows do not look at it.
+                uniform: if sampling.is_greedy() { 0.0 } else { sampling.uniform_at(position) },
+                hold_stops: sampling.holds_stops(position),
             });
         }
     }

@@ -316,7 +316,7 @@ impl<'m> Engine<'m> {
             if let Some(choice) = choice.filter(|params| self.model.can_sample(params)) {
                 let counts: Vec<(u32, u32)> = slot.history.counts().collect();
                 self.model.set_slot(number, &choice, &counts);
-                slot.sample_on_device(true);
+                slot.on_device = true;
             }
         }
         Ok(())

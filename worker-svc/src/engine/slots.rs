@@ -12,73 +12,45 @@ use crate::{
     guide::{Grammars, Guide},
 };
 
-/// One sequence. What a decode step looks at comes first, in one cache line: waiting for the lines of hundreds of
-/// sequences is what their rows cost the host.
-#[repr(C, align(64))]
+/// One sequence.
 pub(crate) struct Slot {
     pub history: History,
-    /// Distinguishes the sequences that use this slot one after the other.
-    pub incarnation: u64,
-    /// Tokens that are being sampled, not in the history yet.
-    pub pending: u32,
-    /// Rows under way whose token came already, with the one before it.
-    pub silent: u32,
-    /// Of `sampling`: no end of text before this output position.
-    min_tokens: u32,
-    /// Of `sampling`: no random numbers are drawn.
-    is_greedy: bool,
-    /// The device samples its tokens.
-    pub on_device: bool,
-    /// And nothing else is to be done for a row of it: it has no adapter and no guide, scores no prompt, is no beam.
-    pub is_plain: bool,
-
+    pub sampling: SamplingPlan,
     /// Physical blocks in order of positions, a table for each KV cache group.
     pub tables: Vec<Vec<u32>>,
-    /// What its tokens are held to.
-    pub guide: Option<Box<Guide>>,
     /// Log-probabilities wanted for prompt positions.
     pub prompt_logprobs: Option<usize>,
+    /// What its tokens are held to.
+    pub guide: Option<Box<Guide>>,
     /// Most candidates that a row gives, if the sequence is a beam; else 0.
     pub candidates: usize,
     /// The device's slot of its adapter.
     pub adapter: Option<u32>,
-
-    pub sampling: SamplingPlan,
     /// What there is of its output, if it is pooled.
     pub pooled: Option<PartialOutput>,
+    /// The device samples its tokens.
+    pub on_device: bool,
+    /// Tokens that are being sampled, not in the history yet.
+    pub pending: usize,
+    /// Rows under way whose token came already, with the one before it.
+    pub silent: usize,
+    /// Distinguishes the sequences that use this slot one after the other.
+    pub incarnation: u64,
     /// Open as long as the sequence is in the slot.
     _span: Span,
 }
 
-const _: () = assert!(std::mem::offset_of!(Slot, tables) == 64);
-
 impl Slot {
     /// Tokens of the sequence, with those that are being sampled.
     pub(crate) fn len(&self) -> usize {
-        self.history.tokens().len() + self.pending as usize
-    }
-
-    /// The device samples its tokens from here on, or the host does.
-    pub(crate) fn sample_on_device(&mut self, on_device: bool) {
-        self.on_device = on_device;
-        let is_more = self.guide.is_some() || self.adapter.is_some() || self.prompt_logprobs.is_some();
-        self.is_plain = on_device && !is_more && self.candidates == 0;
-    }
-
-    /// How the token behind all that it has is drawn: its random number, and whether ends are held back.
-    pub(crate) fn next_draw(&self) -> (f64, bool) {
-        let position = self.len() - self.history.num_prompt();
-        // Computing it takes longer than all else here, and greedy rows do not look at it.
-        let uniform = if self.is_greedy { 0.0 } else { self.sampling.uniform_at(position) };
-        (uniform, position < self.min_tokens as usize)
+        self.history.tokens().len() + self.pending
     }
 }
 
 /// The table that plans refer to by slot number.
 #[derive(Default)]
 pub(crate) struct Slots {
-    /// Boxed, so that to find a slot takes one cache line of it, wherever the compiler keeps whether it is taken.
-    table: Vec<Option<Box<Slot>>>,
+    table: Vec<Option<Slot>>,
     num_blocks: u32,
     /// KV cache groups: block tables of a sequence.
     groups: usize,
@@ -120,12 +92,12 @@ impl Slots {
 
     /// The sequence in a slot.
     pub(crate) fn get(&self, slot: u32) -> Option<&Slot> {
-        self.table.get(slot as usize)?.as_deref()
+        self.table.get(slot as usize)?.as_ref()
     }
 
     /// The sequence in a slot, to append to.
     pub(crate) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
-        self.table.get_mut(slot as usize)?.as_deref_mut()
+        self.table.get_mut(slot as usize)?.as_mut()
     }
 
     /// Applies what a plan changes before its rows run: removed, added, continued, new blocks. Copies and replacements
@@ -238,24 +210,21 @@ impl Slots {
             return Err(malformed(step, &format!("slot {} is taken", new.slot)));
         }
         self.added += 1;
-        *place = Some(Box::new(Slot {
+        *place = Some(Slot {
             history,
-            incarnation: self.added,
-            pending: 0,
-            silent: 0,
-            min_tokens: u32::try_from(sampling.min_tokens()).unwrap_or(u32::MAX),
-            is_greedy: sampling.is_greedy(),
-            on_device: false,
-            is_plain: false,
+            sampling,
             tables,
-            guide,
             prompt_logprobs,
+            guide,
             candidates: new.candidates as usize,
             adapter: new.adapter,
-            sampling,
             pooled,
+            on_device: false,
+            pending: 0,
+            silent: 0,
+            incarnation: self.added,
             _span: span,
-        }));
+        });
         Ok(())
     }
 

@@ -25,7 +25,7 @@ impl Rewrite for MinTokens {
         self.stopping.iter().for_each(|&token| forbid(row, token));
     }
 
-    /// Whether they are held back is said row by row (`SamplingPlan::min_tokens`).
+    /// Whether they are held back is said row by row (`SamplingPlan::holds_stops`).
     fn describe(&self, params: &mut SampleParams) -> bool {
         params.stops.clone_from(&self.stopping);
         true

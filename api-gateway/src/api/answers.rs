@@ -114,7 +114,6 @@ const EMBEDDINGS: &[Member] = &[
     MODEL,
     has("data", List(&Object(EMBEDDING)), "One for each input"),
     USAGE,
-    METRICS,
 ];
 
 const CLASSES: &[Member] = &[
@@ -124,7 +123,6 @@ const CLASSES: &[Member] = &[
     MODEL,
     has("data", List(&Object(CLASS)), "One for each input"),
     USAGE,
-    METRICS,
 ];
 
 const CLASS: &[Member] = &[
@@ -157,7 +155,6 @@ const POOLED: &[Member] = &[
         "One for each input",
     ),
     USAGE,
-    METRICS,
 ];
 
 const RANKING: &[Member] = &[
@@ -174,7 +171,6 @@ const RANKING: &[Member] = &[
     ),
     has("meta", Object(&[]), "Version and billed units"),
     USAGE,
-    METRICS,
 ];
 
 const SCORES: &[Member] = &[
@@ -188,7 +184,6 @@ const SCORES: &[Member] = &[
         "One for each pair",
     ),
     USAGE,
-    METRICS,
 ];
 
 const EMBEDDING: &[Member] = &[

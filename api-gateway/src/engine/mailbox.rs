@@ -159,7 +159,7 @@ impl Mailbox {
         match delivery {
             Delivery::Admitted { prompt, admitted } => self.admit(prompt, *admitted),
             Delivery::Delta { delta, timings } => {
-                if timings.is_some() {
+                if let Some(timings) = timings {
                     self.time(delta.choice, timings);
                 }
                 self.grow(delta.choice, delta)
@@ -193,9 +193,9 @@ impl Mailbox {
         if inbox.unfinished == 0 { inbox.waker.take() } else { inbox.waker_for_news() }
     }
 
-    fn time(&self, choice: u32, timings: Option<Timings>) {
+    fn time(&self, choice: u32, timings: Timings) {
         if let Some(slot) = self.inbox.lock().growth.get_mut(choice as usize) {
-            slot.timings = timings;
+            slot.timings = Some(timings);
         }
     }
 

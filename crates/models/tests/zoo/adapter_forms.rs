@@ -1,66 +1,36 @@
 //! Forms of adapters that PEFT writes, made from an adapter of the zoo: each gives the bits of a plain one that says
 //! the same, or is refused by name.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use collectives::Solo;
-use half::bf16;
 use kernels::ops::DType;
-use safetensors::tensor::{Dtype, TensorView};
-use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
 
 use crate::adapters::{ROOM, load, put, run};
 use crate::checks::greedy_scripts;
 use crate::engine::{Outcome, PLAIN, Setup};
+use crate::tensors::{self, Tensor, Tensors};
 use crate::{folders, reference};
 
 const WHOLE: &str = "lora-llama-r8-all";
 
-/// A tensor in float32.
-#[derive(Clone)]
-struct Tensor {
-    shape: Vec<usize>,
-    values: Vec<f32>,
-}
-
 /// An adapter that is being changed.
 struct Form {
     config: Value,
-    tensors: HashMap<String, Tensor>,
+    tensors: Tensors,
 }
 
 impl Form {
     fn read() -> Option<Self> {
         let dir = folders::zoo(WHOLE)?;
         let config = std::fs::read(dir.join("adapter_config.json")).expect("a configuration");
-        let bytes = std::fs::read(dir.join("adapter_model.safetensors")).expect("weights");
-        let found = SafeTensors::deserialize(&bytes).expect("tensors");
-        let tensor = |(name, view): (String, TensorView<'_>)| {
-            let (data, shape) = (view.data(), view.shape().to_vec());
-            let values = match view.dtype() {
-                Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-                Dtype::BF16 => data.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
-                other => panic!("{name} is of {other:?}"),
-            };
-            (name, Tensor { shape, values })
-        };
         let config = serde_json::from_slice(&config).expect("JSON");
-        Some(Self { config, tensors: found.tensors().into_iter().map(tensor).collect() })
+        Some(Self { config, tensors: tensors::read(&dir.join("adapter_model.safetensors")) })
     }
 
     fn write(&self, dir: &Path) {
-        let bytes = |tensor: &Tensor| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-        let stored: Vec<_> = self.tensors.iter().map(|(name, tensor)| (name, &tensor.shape, bytes(tensor))).collect();
-        let view = |(name, shape, bytes): &'_ (&String, &Vec<usize>, Vec<u8>)| -> (String, Vec<usize>, Vec<u8>) {
-            ((*name).clone(), (*shape).clone(), bytes.clone())
-        };
-        let owned: Vec<_> = stored.iter().map(view).collect();
-        let views = owned.iter().map(|(name, shape, bytes)| {
-            (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor"))
-        });
-        std::fs::write(dir.join("adapter_model.safetensors"), serialize(views, None).expect("bytes")).expect("written");
+        tensors::write(&self.tensors, &dir.join("adapter_model.safetensors"));
         std::fs::write(dir.join("adapter_config.json"), self.config.to_string()).expect("written");
     }
 

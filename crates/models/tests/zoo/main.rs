@@ -20,6 +20,7 @@ mod pooling;
 mod reference;
 mod relabelled;
 mod table;
+mod tensors;
 
 use checks::{Case, bfloat16, damaged_gguf, float32, shipped, tensor_parallel, tensor_parallel_refused};
 use engine::{Setup, load, load_model};

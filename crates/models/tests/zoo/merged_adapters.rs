@@ -1,55 +1,19 @@
 //! Adapters on models whose files name and stack linear layers in other ways than Llama's: what an adapter gives is
 //! what the model gives that it was merged into.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use collectives::Solo;
-use half::{bf16, f16};
 use kernels::ops::DType;
-use safetensors::tensor::{Dtype, TensorView};
-use safetensors::{SafeTensors, serialize};
 use serde_json::json;
 
 use crate::adapters::{ROOM, load, put, run};
 use crate::engine::{self, Outcome, PLAIN, Script, Setup};
+use crate::tensors::{Tensor, Tensors, read, write};
 use crate::{folders, reference};
 
 const RANK: usize = 3;
 const ALPHA: f32 = 6.0;
-
-/// A tensor in float32.
-struct Tensor {
-    shape: Vec<usize>,
-    values: Vec<f32>,
-}
-
-type Tensors = BTreeMap<String, Tensor>;
-
-fn read(dir: &Path) -> Tensors {
-    let bytes = std::fs::read(dir.join("model.safetensors")).expect("weights");
-    let found = SafeTensors::deserialize(&bytes).expect("tensors");
-    let tensor = |(name, view): (String, TensorView<'_>)| {
-        let (data, shape) = (view.data(), view.shape().to_vec());
-        let values = match view.dtype() {
-            Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            Dtype::BF16 => data.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
-            Dtype::F16 => data.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
-            other => panic!("{name} is of {other:?}"),
-        };
-        (name, Tensor { shape, values })
-    };
-    found.tensors().into_iter().map(tensor).collect()
-}
-
-fn write(tensors: &Tensors, file: &Path) {
-    let bytes = |tensor: &Tensor| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let stored: Vec<_> = tensors.iter().map(|(name, tensor)| (name, &tensor.shape, bytes(tensor))).collect();
-    let views = stored.iter().map(|(name, shape, bytes)| {
-        (name.as_str(), TensorView::new(Dtype::F32, (*shape).clone(), bytes).expect("a tensor"))
-    });
-    std::fs::write(file, serialize(views, None).expect("bytes")).expect("written");
-}
 
 /// Numbers between -0.1 and 0.1 that depend on `seed` alone.
 fn numbers(seed: usize, count: usize) -> Vec<f32> {
@@ -82,7 +46,7 @@ const fn base(folder: &'static str) -> Base {
 impl Base {
     /// Writes an adapter of all linear layers, and the model that it is merged into.
     fn write(&self, dir: &Path, adapter: &Path, merged: &Path) {
-        let (mut tensors, mut deltas) = (read(dir), Tensors::new());
+        let (mut tensors, mut deltas) = (read(&dir.join("model.safetensors")), Tensors::new());
         for (seed, (name, tensor)) in tensors.iter_mut().enumerate().filter(|(_, (name, one))| is_adapted(name, one)) {
             let [rows, columns] = tensor.shape[..] else { unreachable!("a matrix") };
             let [outputs, inputs] = if self.transposed { [columns, rows] } else { [rows, columns] };

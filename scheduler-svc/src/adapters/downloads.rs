@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_does_not_begin() {
+    fn downloads_without_clients_do_not_begin() {
         let mut downloads = Downloads::new(1);
         for (identity, id) in [("a@1", "a"), ("b@2", "b"), ("c@3", "c"), ("b@4", "b")] {
             downloads.ask(identity, id);

@@ -60,7 +60,7 @@ impl Engine {
         }
         // What all clients have left is not begun.
         for identity in self.hub.go_on(|identity| self.adapters.is_wanted(identity)) {
-            debug!(identity, "not downloaded: nobody waits for it any more");
+            debug!(identity, "not downloaded: all its clients left");
             self.adapters.give_up(&identity);
         }
         self.evict_adapters();
@@ -247,10 +247,8 @@ impl Engine {
         let loading = self.adapters.loading(call.name()).map(str::to_owned);
         let is_full = self.adapters.num_waiting().calls >= MOST_CALLS;
         match (call, loading) {
-            (AdapterCall::Serve(_, reply) | AdapterCall::Remove(_, reply), Some(_)) if is_full => {
-                drop(reply.send(Some(error::busy_loading(MOST_CALLS))));
-            }
-            (AdapterCall::Serve(_, reply), None) if is_full => {
+            // They would have to wait.
+            (AdapterCall::Serve(_, reply), _) | (AdapterCall::Remove(_, reply), Some(_)) if is_full => {
                 drop(reply.send(Some(error::busy_loading(MOST_CALLS))));
             }
             (call @ (AdapterCall::Serve(..) | AdapterCall::Remove(..)), Some(identity)) => {

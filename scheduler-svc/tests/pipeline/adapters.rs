@@ -72,6 +72,17 @@ impl Served {
         }
     }
 
+    /// Serves `a`, then `b`, where the host has room for one; the identity of `a`, which is dropped.
+    async fn replace_a_by_b(&mut self) -> String {
+        for name in ["a", "b"] {
+            let answer = self.load(name, false);
+            let load = self.next_load().await;
+            self.loaded(&load.adapter, "1").await;
+            assert_eq!(answer.await.unwrap(), None);
+        }
+        self.dropped().await
+    }
+
     async fn dropped(&mut self) -> String {
         match self.worker.command().await {
             Command::DropAdapter(dropped) => dropped.adapter,
@@ -143,13 +154,7 @@ async fn a_name_that_is_served_is_refused_in_vllms_words() {
 #[tokio::test]
 async fn files_that_changed_count_as_another_adapter() {
     let mut served = Served::start(1, &["--max-cpu-loras=1"]).await;
-    for name in ["a", "b"] {
-        let answer = served.load(name, false);
-        let load = served.next_load().await;
-        served.loaded(&load.adapter, "1").await;
-        assert_eq!(answer.await.unwrap(), None);
-    }
-    let first = served.dropped().await;
+    let first = served.replace_a_by_b().await;
     served.ask(1, "a").await;
     assert_eq!(served.next_load().await.adapter, first);
     served.loaded(&first, "1").await;
@@ -175,13 +180,7 @@ async fn files_that_changed_count_as_another_adapter() {
 #[tokio::test]
 async fn requests_that_wait_for_an_adapter_count_as_queued() {
     let mut served = Served::start(1, &["--max-cpu-loras=1", "--max-num-queued-reqs=1"]).await;
-    for name in ["a", "b"] {
-        let answer = served.load(name, false);
-        let load = served.next_load().await;
-        served.loaded(&load.adapter, "1").await;
-        assert_eq!(answer.await.unwrap(), None);
-    }
-    let gone = served.dropped().await;
+    let gone = served.replace_a_by_b().await;
     served.ask(1, "a").await;
     assert_eq!(served.next_load().await.adapter, gone);
     let failed = async |served: &mut Served| {

@@ -30,7 +30,7 @@ async fn visit(client: &Client, guest: &str, path: &str, round: u64) -> anyhow::
 }
 
 #[tokio::test]
-async fn clients_that_leave_disturb_nobody() -> anyhow::Result<()> {
+async fn clients_that_leave_do_not_end_other_requests() -> anyhow::Result<()> {
     let Some(path) = folder(NAME) else { return Ok(()) };
     let path = path.display().to_string();
     let runtime = [("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")];

@@ -8,8 +8,12 @@
 //!
 //! Networks on one device run one after the other, each step whole: a target and its draft, an encoder and its decoder.
 
+use std::collections::BTreeSet;
+
 use collectives::{Collective, CollectiveError};
-use kernels::ops::{Backend, CaptureOwner, CommError, DeviceMemory, ExchangeFailed, RankPlacement, StageLink, Timing};
+use kernels::ops::{
+    AttentionKernels, Backend, CaptureOwner, CommError, DeviceMemory, ExchangeFailed, RankPlacement, StageLink, Timing,
+};
 use kernels::sample::{SampleParams, Sampled, Ticket};
 
 use crate::activations::ActivationPool;
@@ -28,6 +32,8 @@ pub struct Device {
     pub(crate) slots: SampleSlots,
     /// The next step has sequences with adapters.
     pub(crate) adapted: bool,
+    /// The kernels by which its networks attend, where it has several.
+    pub(crate) attention: BTreeSet<AttentionKernels>,
     networks: u32,
     /// Whose step was started last: activation buffers hold its rows.
     pub(crate) newest: Option<NetworkId>,
@@ -89,6 +95,7 @@ impl Device {
             linked: false,
             slots: SampleSlots::default(),
             adapted: false,
+            attention: BTreeSet::new(),
             networks: 0,
             newest: None,
         })

@@ -1,10 +1,9 @@
 //! From a folder to a [`Model`].
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use kernels::ops::{AttentionKernels, Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
+use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
 use model_files::Format;
 use model_spec::{
     ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, ProjectionSpec, ScoredTokens,
@@ -186,7 +185,7 @@ pub fn load(
     }
     let network = Loading { dir, options, limits, description }.network(&mut device, progress)?;
     let (weight_bytes, num_weights) = (network.weight_bytes(), network.num_weights());
-    let attention = network.attention().to_vec();
+    let attention = device.attention.iter().copied().collect();
     Ok(Model { spec, weight_bytes, num_weights, attention, runner: Box::new(Decoder::new(device, network)?) })
 }
 
@@ -296,7 +295,7 @@ impl Loading<'_> {
         network::build(&spec, &names, shard, layers.clone(), &mut measure)?;
         let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
         let types = ComputeTypes { compute, cache };
-        let attention = expect(device, options, spec.hidden_size, &spec.layers[layers.clone()], types)?;
+        expect(device, options, spec.hidden_size, &spec.layers[layers.clone()], types)?;
         let mut report = |bytes_done| progress(Progress { bytes_done, bytes_total });
         report(0);
         let mut loader = Loader {
@@ -320,19 +319,7 @@ impl Loading<'_> {
             Some(_) => adapted_elsewhere(&spec, &names, shard, &layers, &*weights)?,
             None => Vec::new(),
         };
-        let parts = Parts {
-            spec,
-            limits,
-            compute,
-            layers,
-            cache,
-            scales,
-            modules,
-            resident,
-            lora,
-            attention,
-            adapted_elsewhere,
-        };
+        let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, lora, adapted_elsewhere };
         Ok(Network::new(parts, device))
     }
 }
@@ -410,17 +397,15 @@ fn open(
     Ok(Opened { weights: Box::new(checkpoint.quantized(quantized.weights)), online })
 }
 
-/// Tells the device what attention will come, computed and kept in these types, before weights do. Gives the kernels
-/// that serve it, each pair once.
+/// Tells the device what attention will come, computed and kept in these types, before weights do.
 fn expect(
     device: &mut Device,
     options: &LoadOptions,
     hidden: usize,
     layers: &[LayerSpec],
     types: ComputeTypes,
-) -> Result<Vec<AttentionKernels>, LoadError> {
+) -> Result<(), LoadError> {
     let shard = device.shard;
-    let mut kernels = BTreeSet::new();
     for layer in layers {
         let (heads, shared, has_plain_scores) = match &layer.mixer {
             MixerSpec::Attention(attention) => {
@@ -438,9 +423,10 @@ fn expect(
         let ComputeTypes { compute, cache } = types;
         let block_size = options.block_size;
         let expected = ExpectedAttention { heads, hidden, compute, cache, block_size, shared, has_plain_scores };
-        kernels.insert(device.backend.expect_attention(expected).map_err(LoadError::Attention)?);
+        let kernels = device.backend.expect_attention(expected).map_err(LoadError::Attention)?;
+        device.attention.extend(kernels);
     }
-    Ok(kernels.into_iter().collect())
+    Ok(())
 }
 
 /// What rows are computed in, and keys and values kept in.

@@ -13,7 +13,7 @@ pub struct Model {
     pub weight_bytes: u64,
     /// How many weights these are.
     pub num_weights: u64,
-    /// The kernels by which its layers attend, each pair once.
+    /// The kernels by which its layers attend, each pair once; empty where the device has but one for all.
     pub attention: Vec<AttentionKernels>,
     /// Runs its steps.
     pub runner: Box<dyn Runner>,

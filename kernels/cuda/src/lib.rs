@@ -103,7 +103,6 @@ pub struct CudaBackend {
     /// Whose step is under way, if it was begun padded.
     padded_for: Option<CaptureOwner>,
     whole_steps: WholeSteps,
-    attention_backend: AttentionBackend,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The
@@ -138,7 +137,6 @@ impl CudaBackend {
             caches: Vec::new(),
             states: Vec::new(),
             attention: Attention::new(options.attention),
-            attention_backend: options.attention,
             lora: layers::lora::Adapters::default(),
             pass: Pass::default(),
             squares: Squares::default(),

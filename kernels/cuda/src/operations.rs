@@ -85,10 +85,10 @@ impl ops::Device for CudaBackend {
 }
 
 impl Load for CudaBackend {
-    fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<AttentionKernels, String> {
-        let selected = backend::select(self.attention_backend, (&*self.device.context).into(), expected)?;
+    fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<Option<AttentionKernels>, String> {
+        let selected = backend::select(self.attention.backend(), (&*self.device.context).into(), expected)?;
         self.order_for_attention(expected, selected);
-        Ok(selected)
+        Ok(Some(selected.into()))
     }
 
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {
@@ -184,7 +184,7 @@ impl Load for CudaBackend {
         self.device.bind();
         let mut kv = Kv::new(&mut self.device, shape);
         let mapped = attention::mapped_tokens(&self.device, shape);
-        if let Some(tokens) = mapped.filter(|_| self.attention_backend.may_be_hopper()) {
+        if let Some(tokens) = mapped.filter(|_| self.attention.backend().may_be_hopper()) {
             kv.map(&mut self.device, tokens);
         }
         self.caches.push(kv);

@@ -7,13 +7,14 @@ use super::{
 
 /// Allocates device memory and fills it with weights. Handles stay valid for the device's life.
 pub trait Load {
-    /// Layers with such attention will be loaded: their kernels may be compiled in the background. Says which serve.
+    /// Layers with such attention will be loaded: their kernels may be compiled in the background. Says which serve
+    /// them; absent: the device has but one for all.
     ///
     /// # Errors
     /// The device was opened for kernels that are not for such layers: why.
-    fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<AttentionKernels, String> {
+    fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<Option<AttentionKernels>, String> {
         let _ = expected;
-        Ok(AttentionKernels { prefill: "cpu", decode: "cpu" })
+        Ok(None)
     }
 
     /// Whether products take weights of this format as they are. Others have to be decoded before they are loaded.

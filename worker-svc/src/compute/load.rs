@@ -99,8 +99,7 @@ fn load_weights(
         architecture = model.spec.architecture,
         "weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight"
     );
-    // The CPU has no choice.
-    for AttentionKernels { prefill, decode } in model.attention.iter().filter(|kernels| kernels.prefill != "cpu") {
+    for AttentionKernels { prefill, decode } in &model.attention {
         info!(prefill, decode, "attention kernels; --attention-backend selects others");
     }
     Ok(model)

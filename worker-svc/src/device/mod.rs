@@ -27,6 +27,9 @@ pub(crate) struct Opened {
 /// The device that the flags ask for. With `auto` the CPU replaces a GPU that cannot be used, and one line of the log
 /// says why.
 pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
+    if args.attention_backend != AttentionKernel::Auto && args.single_kernel_decode == Some(true) {
+        bail!("--attention-backend: a step that is one kernel attends by itself; leave out --single-kernel-decode");
+    }
     if args.device == Device::Cpu {
         return cpu(args);
     }

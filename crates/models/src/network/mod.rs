@@ -9,9 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{
-    Act, AttentionKernels, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, KvScales, StepPreference,
-};
+use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, KvScales, StepPreference};
 use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -44,8 +42,6 @@ pub struct Network {
     wire: DType,
     cache: Cache,
     activations: Activations,
-    /// The kernels by which the layers attend.
-    attention: Vec<AttentionKernels>,
     /// Logits of all ranks, where their devices are not connected.
     host_logits: HostLogits,
     /// Rows of the newest step, and of its outputs.
@@ -118,8 +114,6 @@ pub(crate) struct Parts {
     pub resident: Resident,
     /// Room for adapters, where there are to be any.
     pub lora: Option<LoraOptions>,
-    /// The kernels by which the layers attend.
-    pub attention: Vec<AttentionKernels>,
     /// Where the matrices of layers lie that take adapters in other stages.
     pub adapted_elsewhere: Vec<TensorLocation>,
 }
@@ -127,19 +121,8 @@ pub(crate) struct Parts {
 impl Network {
     /// `device` has the layers' weights and buffers.
     pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
-        let Parts {
-            spec,
-            limits,
-            compute,
-            layers,
-            cache,
-            scales,
-            mut modules,
-            resident,
-            lora,
-            attention,
-            adapted_elsewhere,
-        } = parts;
+        let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora, adapted_elsewhere } =
+            parts;
         let sites = std::mem::take(&mut modules.lora);
         let adapters = lora.map(|LoraOptions { max_rank, dtype, .. }| {
             let (elsewhere, dtype) = (adapted_elsewhere, dtype.unwrap_or(compute));
@@ -159,7 +142,6 @@ impl Network {
         Self {
             id: device.next_id(),
             wire: wire(compute),
-            attention,
             cache: Cache::new(&spec, shard, layers, cache, scales),
             spec,
             shard,
@@ -177,11 +159,6 @@ impl Network {
     /// The model that these layers are of, as data.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
-    }
-
-    /// The kernels by which the layers attend, each pair once.
-    pub fn attention(&self) -> &[AttentionKernels] {
-        &self.attention
     }
 
     /// Bytes of weights on the device, with their scales.

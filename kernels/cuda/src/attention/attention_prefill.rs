@@ -195,10 +195,15 @@ fn hopper_shared(dim: usize, blocks: usize) -> usize {
     1024 + rows * dim * 2 + barriers * size_of::<u64>() + 2 * TILE
 }
 
-/// Whether blocks of the cache fit the Hopper kernel's tiles.
+/// Whether heads and blocks of the cache fit the Hopper kernel's tiles.
 pub(crate) fn hopper_fits(dim: usize, v_dim: usize, block_size: usize) -> bool {
-    dim == v_dim
-        && HOPPER_DIMS.contains(&dim)
-        && block_size.is_multiple_of(ROW_GROUP)
-        && HOPPER_KEYS.is_multiple_of(block_size)
+    hopper_takes_heads(dim, v_dim) && hopper_takes_blocks(block_size)
+}
+
+pub(crate) fn hopper_takes_heads(dim: usize, v_dim: usize) -> bool {
+    dim == v_dim && HOPPER_DIMS.contains(&dim)
+}
+
+pub(crate) fn hopper_takes_blocks(block_size: usize) -> bool {
+    block_size.is_multiple_of(ROW_GROUP) && HOPPER_KEYS.is_multiple_of(block_size)
 }

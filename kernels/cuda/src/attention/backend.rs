@@ -1,7 +1,7 @@
 //! Which attention kernels serve a layer: those that are best for it, or those that were asked for.
 
 use crate::attention::attention_decode;
-use crate::attention::attention_prefill::{self, HOPPER_DIMS};
+use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::options::AttentionBackend;
@@ -23,6 +23,21 @@ impl From<&Context> for AttentionDevice {
     }
 }
 
+/// The kernels of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Selected {
+    /// Of sequences with several rows in a step.
+    pub(crate) prefill: AttentionBackend,
+    /// Of sequences with one row.
+    pub(crate) decode: AttentionBackend,
+}
+
+impl From<Selected> for AttentionKernels {
+    fn from(selected: Selected) -> Self {
+        Self { prefill: selected.prefill.name(), decode: selected.decode.name() }
+    }
+}
+
 /// The kernels for such layers.
 ///
 /// # Errors
@@ -31,7 +46,7 @@ pub(crate) fn select(
     asked: AttentionBackend,
     device: AttentionDevice,
     expected: ExpectedAttention,
-) -> Result<AttentionKernels, String> {
+) -> Result<Selected, String> {
     let (mma, hopper) = (without_mma(device, expected), without_hopper(device, expected));
     let best = match (&mma, &hopper) {
         (Some(_), _) => AttentionBackend::Plain,
@@ -48,7 +63,7 @@ pub(crate) fn select(
     }
     let prefill = if asked == AttentionBackend::Auto { best } else { asked };
     let decode = if prefill == AttentionBackend::Plain { prefill } else { AttentionBackend::Mma };
-    Ok(AttentionKernels { prefill: prefill.name(), decode: decode.name() })
+    Ok(Selected { prefill, decode })
 }
 
 /// Why the kernels on tensor cores do not serve such layers, if they do not.
@@ -86,11 +101,11 @@ fn without_hopper(device: AttentionDevice, expected: ExpectedAttention) -> Optio
     if !has_plain_scores {
         return Some("have no soft cap, ALiBi or relative bias".to_owned());
     }
-    if heads.dim != heads.v_dim || !HOPPER_DIMS.contains(&heads.dim) {
+    if !attention_prefill::hopper_takes_heads(heads.dim, heads.v_dim) {
         return Some(format!("take heads of 64 or 128, not of {} and {}", heads.dim, heads.v_dim));
     }
-    let fits = attention_prefill::hopper_fits(heads.dim, heads.v_dim, block_size);
-    (!fits).then(|| format!("take KV blocks that divide 128 tokens (--block-size), not of {block_size}"))
+    let takes_blocks = attention_prefill::hopper_takes_blocks(block_size);
+    (!takes_blocks).then(|| format!("take KV blocks that divide 128 tokens (--block-size), not of {block_size}"))
 }
 
 #[cfg(test)]
@@ -112,7 +127,8 @@ mod tests {
         }
     }
 
-    fn names(kernels: AttentionKernels) -> [&'static str; 2] {
+    fn names(selected: Selected) -> [&'static str; 2] {
+        let kernels = AttentionKernels::from(selected);
         [kernels.prefill, kernels.decode]
     }
 

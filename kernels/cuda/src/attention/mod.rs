@@ -33,7 +33,7 @@ pub(crate) struct Alone<'a> {
 }
 
 /// What attention keeps between launches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Attention {
     scratch: Option<(Scratch, Counter)>,
     backend: AttentionBackend,
@@ -43,6 +43,11 @@ impl Attention {
     /// With the kernels that are asked for.
     pub(crate) fn new(backend: AttentionBackend) -> Self {
         Self { scratch: None, backend }
+    }
+
+    /// The kernels that were asked for.
+    pub(crate) fn backend(&self) -> AttentionBackend {
+        self.backend
     }
 
     /// How prompts are read by the kernel for Hopper, where it serves.

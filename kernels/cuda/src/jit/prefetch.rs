@@ -4,6 +4,7 @@
 use crate::CudaBackend;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
+use crate::attention::backend::Selected;
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::gemm::table::Facts;
 use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
@@ -14,7 +15,7 @@ use crate::options::{AttentionBackend, WholeSteps};
 use crate::runtime::device::Device;
 use crate::weights::Weights;
 use crate::whole_step;
-use kernels::ops::{Activation, AttentionKernels, ExpectedAttention};
+use kernels::ops::{Activation, ExpectedAttention};
 
 impl CudaBackend {
     /// For products of few rows with the matrix that came last.
@@ -25,16 +26,16 @@ impl CudaBackend {
     }
 
     /// For attention, and for a step of one row as a whole.
-    pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention, kernels: AttentionKernels) {
+    pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention, selected: Selected) {
         let ExpectedAttention { heads, compute, cache, .. } = expected;
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
-        if kernels.decode == AttentionBackend::Plain.name() {
+        if selected.decode == AttentionBackend::Plain {
             return;
         }
         // A first request needs them in this order.
         let arch = self.device.context.arch;
-        let is_hopper = kernels.prefill == AttentionBackend::Hopper.name();
+        let is_hopper = selected.prefill == AttentionBackend::Hopper;
         order(&self.device, attention_prefill::specials(is_hopper, types, dims));
         order(&self.device, attention_decode::specials(types, heads));
         if self.whole_steps != WholeSteps::Never {

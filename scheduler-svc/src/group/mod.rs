@@ -226,6 +226,13 @@ impl Group {
         self.state == State::Formed
     }
 
+    /// Whether the worker behind a connection has a rank and no weights yet. One that asks for a rank which is served
+    /// loads too, and that concerns nobody.
+    pub(crate) fn is_loading(&self, connection: u64) -> bool {
+        let member = self.rank_of(connection).and_then(|rank| self.ranks[rank].as_ref());
+        member.is_some_and(|member| member.ready.is_none())
+    }
+
     /// What the workers said that are ready.
     pub(crate) fn ready_ranks(&self) -> impl Iterator<Item = &WorkerReady> {
         self.ranks.iter().flatten().filter_map(|rank| rank.ready.as_ref())

@@ -33,10 +33,11 @@ impl Engine {
 
     pub(super) fn worker(&mut self, connection: u64, message: FromWorker) -> anyhow::Result<()> {
         match message.event {
-            Some(from_worker::Event::Loading(loading)) => {
+            Some(from_worker::Event::Loading(loading)) if self.group.is_loading(connection) => {
                 let WorkerLoading { bytes_done: done, bytes_total: total, bytes_per_s, phase } = loading;
                 self.process.status.loading(&phase, LoadProgress { done, total, bytes_per_s });
             }
+            Some(from_worker::Event::Loading(_)) => {}
             Some(from_worker::Event::Ready(ready)) => {
                 self.group.ready(connection, ready);
                 self.say_readiness();

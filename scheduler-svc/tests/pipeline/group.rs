@@ -4,7 +4,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use link::Address;
-use proto::{CacheGroup, DeviceKind, Failure, Setting, WorkerReady, failure::Kind, from_worker, worker_refused::Cause};
+use proto::{
+    CacheGroup, DeviceKind, Failure, Setting, WorkerLoading, WorkerReady, failure::Kind, from_worker,
+    worker_refused::Cause,
+};
 use service_kit::Readiness;
 use tokio::{
     task::{JoinHandle, JoinSet},
@@ -75,9 +78,14 @@ async fn a_second_worker_of_a_rank_is_refused_while_the_first_answers() {
         for (number, instance) in (2..6).enumerate() {
             // One that loads still is refused as well as one that is ready.
             let mut second = Worker::dial(&stage.steps, instance, 0).await;
-            if instance % 2 == 0 {
-                second.send(from_worker::Event::Ready(ready(0, 1))).await;
-            }
+            let event = if instance % 2 == 0 {
+                from_worker::Event::Ready(ready(0, 1))
+            } else {
+                let half =
+                    WorkerLoading { bytes_done: 1, bytes_total: 2, phase: "weights".into(), ..Default::default() };
+                from_worker::Event::Loading(half)
+            };
+            second.send(event).await;
             let refused = second.refusal().await;
             assert_eq!(refused.cause(), Cause::RankTaken);
             says(&refused.reason, &["rank 0 is already served by worker 0000000000000001", "--rank"]);

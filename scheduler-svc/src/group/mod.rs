@@ -226,11 +226,10 @@ impl Group {
         self.state == State::Formed
     }
 
-    /// Whether the worker behind a connection has a rank and no weights yet. One that asks for a rank which is served
-    /// loads too, and that concerns nobody.
+    /// Whether the worker behind a connection has a rank and no weights yet. A claimant loads too, which says nothing
+    /// of the engine.
     pub(crate) fn is_loading(&self, connection: u64) -> bool {
-        let member = self.rank_of(connection).and_then(|rank| self.ranks[rank].as_ref());
-        member.is_some_and(|member| member.ready.is_none())
+        self.ranks.iter().flatten().any(|member| member.connection == connection && member.ready.is_none())
     }
 
     /// What the workers said that are ready.

@@ -1,7 +1,7 @@
 """Measures vLLM's offline engine on the cases that `quire bench cases` takes, and writes the same report.
 
-Run by `cargo xtask gpu-compare`; needs a Python environment with vLLM. Weights are random, prompts are token ids, draws are greedy,
-nothing is turned into text, and no prefix is found again.
+Run by `cargo xtask gpu-compare`; needs a Python environment with vLLM. Weights and adapters are random, prompts are token ids, draws
+are greedy, nothing is turned into text, and no prefix is found again. Flags of vLLM's engine are taken as `vllm serve` takes them.
 """
 
 import time
@@ -19,47 +19,79 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder with config.json")
-    parser.add_argument("--cases", required=True, help='JSON lines: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "runs": 1, "idle_s": 0}')
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(description=__doc__)
+    parser.add_argument("--cases", required=True, help="JSON lines, as `quire bench cases --help` says")
     parser.add_argument("--output-jsonl", required=True, help="a JSON line for each case is appended to this file")
-    parser.add_argument("--max-model-len", type=int, required=True)
-    parser.add_argument("--max-num-seqs", type=int, required=True)
-    parser.add_argument("--max-num-batched-tokens", type=int, required=True)
-    parser.add_argument("--gpu-memory-utilization", type=float, required=True)
-    return parser.parse_args()
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, enable_prefix_caching=False)
+    args = parser.parse_args()
+    args.disable_log_stats = True
+    return args, EngineArgs.from_cli_args(args)
+
+
+def write_adapter(folder, config, rank):
+    """Writes a random PEFT adapter on all linear layers of a decoder of Llama's kind. bfloat16, A [rank, inputs], B [outputs, rank]."""
+    import torch
+    from safetensors.torch import save_file
+
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    keys = head * config.get("num_key_value_heads", heads)
+    layers = {
+        "self_attn.q_proj": (hidden, head * heads),
+        "self_attn.k_proj": (hidden, keys),
+        "self_attn.v_proj": (hidden, keys),
+        "self_attn.o_proj": (head * heads, hidden),
+        "mlp.gate_proj": (hidden, inner),
+        "mlp.up_proj": (hidden, inner),
+        "mlp.down_proj": (inner, hidden),
+    }
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (inputs, outputs) in layers.items():
+            prefix = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = (torch.randn(rank, inputs) / inputs**0.5).bfloat16()
+            tensors[f"{prefix}.lora_B.weight"] = (torch.randn(outputs, rank) / 100).bfloat16()
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, os.path.join(folder, "adapter_model.safetensors"))
+    modules = [name.split(".")[1] for name in layers]
+    with open(os.path.join(folder, "adapter_config.json"), "w") as file:
+        json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}, file)
 
 
 def main():
-    args = arguments()
+    args, engine_args = arguments()
     with open(args.cases) as lines:
         cases = [json.loads(line) for line in lines if line.strip()]
-    with open(os.path.join(args.model, "config.json")) as config:
-        vocab_size = json.load(config)["vocab_size"]
+    for case in cases:
+        case["prompts"] *= case.get("copies", 1)
+    with open(os.path.join(args.model, "config.json")) as file:
+        config = json.load(file)
+    vocab_size = config["vocab_size"]
 
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
-    engine = LLM(
-        model=args.model,
-        load_format="dummy",
-        dtype="bfloat16",
-        skip_tokenizer_init=True,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-    )
+    # One folder under many numbers: to the engine they are different adapters.
+    adapters = os.path.join(args.model, "adapter")
+    if args.enable_lora:
+        write_adapter(adapters, config, args.max_lora_rank)
+    engine = LLM.from_engine_args(engine_args)
     ids = random.Random(0)
 
-    def measure(lengths):
+    def measure(lengths, adapter_count=0):
         prompts = [{"prompt_token_ids": [ids.randrange(100, min(vocab_size, 10_000)) for _ in range(n)]} for n, _ in lengths]
         params = [
             SamplingParams(temperature=0.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False) for _, n in lengths
         ]
+        numbers = [i % adapter_count + 1 for i in range(len(lengths))] if adapter_count else []
+        loras = [LoRARequest(f"a{n}", n, adapters) for n in numbers] or None
         start = time.perf_counter()
-        outputs = engine.generate(prompts, params, use_tqdm=False)
+        outputs = engine.generate(prompts, params, use_tqdm=False, lora_request=loras)
         seconds = time.perf_counter() - start
         counts = [len(output.outputs[0].token_ids) for output in outputs]
         wanted = [n for _, n in lengths]
@@ -82,7 +114,8 @@ def main():
     report("startup", [[8, 1]], [time.perf_counter() - START])
     for case in cases:
         time.sleep(case.get("idle_s", 0))
-        report(case["name"], case["prompts"], [measure(case["prompts"]) for _ in range(case.get("runs", 1))])
+        runs = [measure(case["prompts"], case.get("adapters", 0)) for _ in range(case.get("runs", 1))]
+        report(case["name"], case["prompts"], runs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ mod work;
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
+use clap::{ValueEnum, builder::ArgPredicate};
 
 use results::Results;
 use shape::Shape;
@@ -38,22 +38,30 @@ pub struct Args {
     out: PathBuf,
     /// Shapes, in this order
     #[arg(long, value_enum, value_delimiter = ',', default_value = "llama-8b,qwen3-0.6b,mixtral-8x7b,qwen3-30b-a3b")]
+    #[arg(default_value_if("config", ArgPredicate::IsPresent, "own"))]
     models: Vec<Shape>,
     /// Programs, in this order
     #[arg(long, value_enum, value_delimiter = ',', default_value = "quire,vllm")]
     sides: Vec<Side>,
-    /// Without servers, with servers, or both
+    /// Without servers, behind HTTP, or texts to vectors behind HTTP
     #[arg(long, value_enum, value_delimiter = ',', default_value = "offline,online")]
     parts: Vec<Part>,
     /// What Quire computes on
     #[arg(long, default_value = "cuda")]
     device: String,
-    /// Instead of the shapes' own config.json: a small one, to try the comparison itself
-    #[arg(long, value_name = "FILE")]
+    /// The config.json of any model, measured in place of the shapes above
+    #[arg(long, value_name = "FILE", conflicts_with = "models")]
     config: Option<PathBuf>,
+    /// Cases to measure without servers in place of the table's, as `quire bench cases` takes them; a row is the
+    /// time of the best run. Cases with adapters need `-- --enable-lora`
+    #[arg(long, value_name = "FILE")]
+    cases: Option<PathBuf>,
     /// Measure nothing, print the table of the results that are there
     #[arg(long)]
     table: bool,
+    /// Flags for both engines, after `--`: `-- --tensor-parallel-size 2`
+    #[arg(last = true)]
+    flags: Vec<String>,
 }
 
 /// How the engines are used.
@@ -63,6 +71,8 @@ enum Part {
     Offline,
     /// Behind HTTP, under load.
     Online,
+    /// Behind HTTP, texts to vectors (`/v1/embeddings`).
+    Embeddings,
 }
 
 /// Measures, and prints the table. What one program cannot do is told at the end; the rest is measured all the same.
@@ -73,6 +83,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.table {
         let gpu = process::first_line("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]);
         results.note("gpu", &gpu.unwrap_or_else(|| "no GPU".to_owned()))?;
+        if !args.flags.is_empty() {
+            results.note("flags of both", &args.flags.join(" "))?;
+        }
+        if let Some(config) = &args.config {
+            results.note("config", &config.display().to_string())?;
+        }
         for shape in &args.models {
             for part in &args.parts {
                 for side in &args.sides {
@@ -84,7 +100,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
         }
     }
-    let table = table::Table::new(&results.read()?);
+    let table = table::Table::new(&results.read(args.cases.is_some())?);
     fs::write(args.out.join("table.json"), table.json() + "\n")?;
     fs::write(args.out.join("table.md"), table.markdown())?;
     print!("{}", table.markdown());
@@ -101,5 +117,6 @@ fn measure(args: &Args, shape: Shape, part: Part, side: Side, results: &Results)
         Part::Offline => offline::run(&stage, results),
         Part::Online if shape.is_served() => online::run(&stage, results),
         Part::Online => Ok(()),
+        Part::Embeddings => online::embed(&stage, results),
     }
 }

@@ -4,12 +4,12 @@ use std::fs;
 
 use anyhow::Context;
 
-use super::{process, results::Results, side::Stage, work};
+use super::{process, results::Results, side::Stage};
 
 /// Runs a side; its lines land in the results even when it fails half-way.
 pub fn run(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
     let cases = stage.work.join(format!("{}.jsonl", stage.shape));
-    fs::write(&cases, work::cases(stage.shape)).with_context(|| cases.display().to_string())?;
+    fs::write(&cases, stage.cases()?).with_context(|| cases.display().to_string())?;
     let output = results.lines_of(stage.side, stage.shape);
     // Lines of an earlier run would be taken for this one's.
     if output.exists() {

@@ -11,6 +11,10 @@ use super::{figure::Figure, process::Server, results::Results, side::Stage, work
 const LOADS: &[(usize, usize)] = &[(1, 5), (16, 48), (64, 192), (256, 512)];
 /// Tokens of each, in and out.
 const LENGTHS: (usize, usize) = (1024, 256);
+/// Texts under way, and how many there are in all.
+const TEXTS: &[(usize, usize)] = &[(1, 100), (32, 2000), (1024, 8000)];
+/// Tokens of a text.
+const TEXT_LENGTHS: &[usize] = &[64, 512];
 /// Running decodes that a long prompt meets: how many, and their tokens in and out.
 const BESIDE: (usize, usize, usize) = (64, 256, 512);
 /// The long prompt, tokens in and out.
@@ -36,8 +40,40 @@ pub fn run(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
         let clients = if *concurrency == 1 { "client" } else { "clients" };
         keep(figures(&format!("{concurrency} {clients}, 1k in, 256 out"), &report))?;
     }
-    if stage.shape.max_model_len() as usize > LONG.0 + LONG.1 {
+    if stage.max_model_len as usize > LONG.0 + LONG.1 {
         keep(long_prompt(&generator, &server)?)?;
+    }
+    Ok(())
+}
+
+/// Starts a side's server and sends it texts to turn into vectors.
+pub fn embed(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
+    let (server, started) = Server::start(|port| stage.server(port))?;
+    let keep = |figures| results.served(stage.side, stage.shape, figures);
+    keep(vec![Figure::new("start to serving", "s", started.as_secs_f64())])?;
+    let generator = Generator { stage, port: server.port };
+    let flags = |count: usize, tokens: usize| {
+        [
+            "--backend=openai-embeddings".to_owned(),
+            format!("--num-prompts={count}"),
+            format!("--random-input-len={tokens}"),
+        ]
+    };
+    // Room for the tokens that the tokenizer puts around a text.
+    let fit = |tokens: usize| tokens.min(stage.max_model_len as usize - 2);
+    generator.measure("warm-up", 64, &flags(512, fit(256)))?;
+    std::thread::sleep(Duration::from_secs_f64(PAUSE_S));
+    for tokens in TEXT_LENGTHS.iter().copied().map(fit) {
+        for (concurrency, count) in TEXTS {
+            let report = generator.measure("embed", *concurrency, &flags(*count, tokens))?;
+            let row = format!("texts of {tokens} tokens, {concurrency} at once");
+            let figure = |what: &str, unit: &str, key: &str| {
+                report[key].as_f64().map(|value| Figure::new(&format!("{row}: {what}"), unit, value))
+            };
+            let figures =
+                [figure("throughput", "texts/s", "request_throughput"), figure("latency p50", "ms", "median_e2el_ms")];
+            keep(figures.into_iter().flatten().collect())?;
+        }
     }
     Ok(())
 }
@@ -110,7 +146,7 @@ impl Generator<'_> {
         }
         let mut command = self.stage.quire();
         command.args(["bench", "serve", "--model=model", "--ignore-eos", "--disable-tqdm", "--save-result"]);
-        command.args(["--metric-percentiles=50,99", "--percentile-metrics=ttft,itl"]);
+        command.args(["--metric-percentiles=50,99", "--percentile-metrics=ttft,itl,e2el"]);
         command.arg(format!("--base-url=http://127.0.0.1:{}", self.port)).arg(format!("--seed={concurrency}"));
         command.arg(format!("--max-concurrency={concurrency}"));
         command.arg(format!("--random-vocab-size={}", self.stage.vocab_size.min(10_000)));

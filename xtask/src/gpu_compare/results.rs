@@ -68,13 +68,13 @@ impl Results {
             .with_context(|| path.display().to_string())
     }
 
-    /// Everything that is there.
-    pub fn read(&self) -> anyhow::Result<Read> {
+    /// Everything that is there; `plain`: lines of a side's report are rows as they are.
+    pub fn read(&self, plain: bool) -> anyhow::Result<Read> {
         let mut figures = Figures::new();
         for shape in <Shape as clap::ValueEnum>::value_variants() {
             for side in [Side::Quire, Side::Vllm] {
                 let lines = lines(&self.lines_of(side, *shape))?;
-                let found = work::figures(*shape, &lines);
+                let found = if plain { work::plain_figures(&lines) } else { work::figures(*shape, &lines) };
                 if !found.is_empty() {
                     figures.insert((*shape, side), found);
                 }

@@ -19,17 +19,21 @@ pub enum Shape {
     /// Qwen3 30B-A3B: 128 experts, 8 a token.
     #[value(name = "qwen3-30b-a3b")]
     Qwen30b,
+    /// That of `--config`.
+    #[value(name = "own", hide = true)]
+    Own,
 }
 
 impl Shape {
-    /// Its `config.json`.
-    pub fn config(self) -> &'static str {
-        match self {
+    /// Its `config.json`; none of `--config`'s.
+    pub fn config(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Own => return None,
             Self::Llama8b => include_str!("../../../tests/fixtures/shapes/llama-8b/config.json"),
             Self::Qwen06b => include_str!("../../../tests/fixtures/shapes/qwen3-0.6b/config.json"),
             Self::Mixtral => include_str!("../../../tests/fixtures/shapes/mixtral-8x7b/config.json"),
             Self::Qwen30b => include_str!("../../../tests/fixtures/shapes/qwen3-30b-a3b/config.json"),
-        }
+        })
     }
 
     /// Whether only some rows are wanted of it: a mixture of experts, whose products are what is compared.
@@ -59,6 +63,7 @@ impl Shape {
             Self::Qwen06b => "Qwen3-0.6B",
             Self::Mixtral => "Mixtral-8x7B",
             Self::Qwen30b => "Qwen3-30B-A3B",
+            Self::Own => "`--config`",
         }
     }
 

@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::{Args, process, shape::Shape, tokenizer};
+use super::{Args, process, shape::Shape, tokenizer, work};
 
 /// A program of the comparison.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +44,17 @@ pub struct Stage<'a> {
     pub work: PathBuf,
     /// Ids below this are tokens.
     pub vocab_size: u32,
+    /// Longest sequence that both sides are told, tokens: no longer than the model has positions.
+    pub max_model_len: u32,
+}
+
+/// The most adapters that a case's prompts take in turn.
+fn most_adapters(cases: &str) -> anyhow::Result<u64> {
+    let adapters = |line: &str| Ok(serde_json::from_str::<Value>(line)?["adapters"].as_u64().unwrap_or(0));
+    cases
+        .lines()
+        .map(adapters)
+        .try_fold(0, |most, count: serde_json::Result<u64>| Ok(most.max(count.context("--cases")?)))
 }
 
 impl<'a> Stage<'a> {
@@ -52,12 +63,14 @@ impl<'a> Stage<'a> {
         let work = std::env::temp_dir().join("quire-gpu-compare");
         let config = match &args.config {
             Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
-            None => shape.config().to_owned(),
+            None => shape.config().context("--config")?.to_owned(),
         };
         let value: Value = serde_json::from_str(&config).context("config.json")?;
-        let vocab_size =
-            value["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok()).context("vocab_size")?;
-        let stage = Self { args, shape, side, work, vocab_size };
+        let number = |key: &str| value[key].as_u64().and_then(|size| u32::try_from(size).ok());
+        let vocab_size = number("vocab_size").context("vocab_size")?;
+        let positions = number("max_position_embeddings").unwrap_or(u32::MAX);
+        let max_model_len = shape.max_model_len().min(positions);
+        let stage = Self { args, shape, side, work, vocab_size, max_model_len };
         fs::create_dir_all(stage.model()).with_context(|| stage.model().display().to_string())?;
         fs::write(stage.model().join("config.json"), config)?;
         tokenizer::write(&stage.model(), vocab_size)?;
@@ -68,6 +81,14 @@ impl<'a> Stage<'a> {
         self.work.join(self.shape.to_string())
     }
 
+    /// The lines of the cases: those of `--cases`, otherwise the table's.
+    pub fn cases(&self) -> anyhow::Result<String> {
+        match &self.args.cases {
+            Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string()),
+            None => Ok(work::cases(self.shape)),
+        }
+    }
+
     /// Measures the cases of a file and appends a line for each to another.
     pub fn offline(&self, cases: &Path, output: &Path) -> anyhow::Result<Command> {
         let mut command = match self.side {
@@ -75,17 +96,22 @@ impl<'a> Stage<'a> {
                 let mut command = self.quire();
                 command.args(["bench", "cases"]).arg(self.model());
                 self.quire_engine(&mut command);
+                let adapters = most_adapters(&self.cases()?)?;
+                if adapters > 0 {
+                    // Random ones, whose folders are not looked at; vLLM's script writes its own.
+                    command.arg("--lora-modules").args((0..adapters).map(|at| format!("a{at}=-")));
+                }
                 command
             }
             Side::Vllm => {
                 let script = self.work.join("vllm_offline.py");
                 fs::write(&script, include_str!("../../../tests/peers/vllm_offline.py"))?;
                 let mut command = Command::new(&self.args.python);
-                command.arg(script).arg(self.model());
+                command.arg(script).arg("--model").arg(self.model());
                 command
             }
         };
-        command.arg("--cases").arg(cases).arg("--output-jsonl").arg(output).args(self.limits());
+        command.arg("--cases").arg(cases).arg("--output-jsonl").arg(output).args(self.limits()).args(&self.args.flags);
         process::log_to(&mut command, &self.args.out)?;
         Ok(command)
     }
@@ -112,7 +138,8 @@ impl<'a> Stage<'a> {
                 command
             }
         };
-        command.args(self.limits()).args(["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]);
+        command.args(self.limits()).args(&self.args.flags);
+        command.args(["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]);
         command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--served-model-name", "model"]);
         process::log_to(&mut command, &self.args.out)?;
         Ok(command)
@@ -138,7 +165,7 @@ impl<'a> Stage<'a> {
 
     fn limits(&self) -> [String; 4] {
         [
-            format!("--max-model-len={}", self.shape.max_model_len()),
+            format!("--max-model-len={}", self.max_model_len),
             format!("--max-num-seqs={MAX_NUM_SEQS}"),
             format!("--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}"),
             format!("--gpu-memory-utilization={GPU_MEMORY_UTILIZATION}"),

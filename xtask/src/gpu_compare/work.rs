@@ -75,6 +75,11 @@ pub fn figures(shape: Shape, lines: &[Line]) -> Vec<Figure> {
     figures
 }
 
+/// The time of each line's best run, for cases that are not the table's.
+pub fn plain_figures(lines: &[Line]) -> Vec<Figure> {
+    lines.iter().map(|line| Figure::new(&line.name, "ms", line.best() * 1e3)).collect()
+}
+
 fn case(name: &str, prompts: Prompts, runs: usize) -> Value {
     json!({"name": name, "prompts": prompts, "runs": runs})
 }

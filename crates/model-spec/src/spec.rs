@@ -238,6 +238,8 @@ pub enum ScoredTokens {
     Mean,
     /// Each for itself.
     Each,
+    /// All of them, whose scores of the vocabulary's tokens become one sparse vector (SPLADE).
+    AllSparse,
 }
 
 /// One layer.

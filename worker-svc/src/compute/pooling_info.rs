@@ -24,6 +24,8 @@ pub(super) fn pooling_info(spec: &PoolingSpec, model: &Model) -> PoolingInfo {
         | PoolingMethod::Max
         | PoolingMethod::MeanSqrtLen
         | PoolingMethod::WeightedMean
+        | PoolingMethod::SparseMax
+        | PoolingMethod::SparseSum
         | PoolingMethod::Each => Tokens::All,
     };
     let activation = match spec.activation {

@@ -38,9 +38,11 @@ impl PartialOutput {
             PoolingMethod::Last if is_last => vec![Range { start: len - 1, end: len }],
             PoolingMethod::Cls | PoolingMethod::Last => Vec::new(),
             PoolingMethod::Mean | PoolingMethod::MeanSqrtLen => vec![Range { start: 0, end: len }],
-            PoolingMethod::Each | PoolingMethod::Max | PoolingMethod::WeightedMean => {
-                (0..len).map(|row| row..row + 1).collect()
-            }
+            PoolingMethod::Each
+            | PoolingMethod::Max
+            | PoolingMethod::WeightedMean
+            | PoolingMethod::SparseMax
+            | PoolingMethod::SparseSum => (0..len).map(|row| row..row + 1).collect(),
         }
     }
 
@@ -56,6 +58,9 @@ impl PartialOutput {
                 let means = self.values.iter_mut().zip(outputs);
                 means.for_each(|(mean, new)| *mean = (*mean * before + new * tokens) / (before + tokens));
             }
+            // The logarithm grows with what it is of, so it can wait until the end.
+            PoolingMethod::SparseMax => self.fold(outputs, tokens, 0.0, |most, new, _| most.max(new)),
+            PoolingMethod::SparseSum => self.fold(outputs, tokens, 0.0, |sum, new, _| sum + new.max(0.0).ln_1p()),
             PoolingMethod::Max => self.fold(outputs, tokens, f32::NEG_INFINITY, |most, new, _| most.max(new)),
             PoolingMethod::WeightedMean => {
                 self.fold(outputs, tokens, 0.0, |sum, new, row| sum + new * (before + row + 1) as f32);
@@ -82,6 +87,9 @@ impl PartialOutput {
             _ => 1.0,
         };
         let mut values = std::mem::take(&mut self.values);
+        if self.method == PoolingMethod::SparseMax {
+            values.iter_mut().for_each(|value| *value = value.ln_1p());
+        }
         if scale != 1.0 {
             values.iter_mut().for_each(|value| *value *= scale);
         }
@@ -228,6 +236,12 @@ mod tests {
             partial.finish()
         };
         assert_eq!(pooled(PoolingMethod::Max), [3.0, 8.0]);
+        let close = |got: Vec<f32>, want: [f32; 2]| got.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-6);
+        let mut sparse = PartialOutput::new(PoolingMethod::SparseMax, None);
+        sparse.add(&[-1.0, 0.5, -2.0, 3.0], 2);
+        sparse.add(&[-4.0, 1.0], 1);
+        assert!(close(sparse.finish(), [0.0, 4f32.ln()]));
+        assert!(close(pooled(PoolingMethod::SparseSum), [24f32.ln(), 162f32.ln()]));
         let weighted = pooled(PoolingMethod::WeightedMean);
         assert!((weighted[0] - 13.0 / 6.0).abs() < 1e-6 && (weighted[1] - 27.0 / 6.0).abs() < 1e-6, "{weighted:?}");
         let mut partial = PartialOutput::new(PoolingMethod::MeanSqrtLen, None);

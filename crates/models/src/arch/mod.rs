@@ -41,6 +41,7 @@ mod pooling;
 mod qwen;
 mod qwen3_next;
 mod qwen_moe;
+mod splade;
 mod stablelm;
 mod starcoder2;
 mod t5;

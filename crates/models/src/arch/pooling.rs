@@ -7,17 +7,20 @@ use model_spec::{
 
 use super::{
     Architecture, Blueprint, Folder, bert, distilbert, gemma, gte, jina_bert, llama, modernbert, mpnet, nomic_bert,
-    phi3, t5,
+    phi3, splade, t5,
 };
 use crate::weights::{Names, ParamId};
 
 /// Class names of `config.json`, sorted; what reads their layers; and what takes the place of a causal model's head.
 const POOLING: &[(&str, Architecture, ReadHead)] = &[
+    ("BertForMaskedLM", bert::bert, splade::bert),
     ("BertForSequenceClassification", bert::bert, bert_classes),
     ("BertModel", bert::bert, hidden),
+    ("BertSpladeSparseEmbeddingModel", bert::bert, splade::bert),
     ("CamembertModel", bert::roberta, hidden),
     ("ColBERTModel", bert::bert, late_interaction),
     ("ColBERTModernBertModel", modernbert::modernbert, late_interaction),
+    ("DistilBertForMaskedLM", distilbert::distilbert, splade::distilbert),
     ("DistilBertForSequenceClassification", distilbert::distilbert, distilbert_classes),
     ("DistilBertModel", distilbert::distilbert, hidden),
     ("Gemma3TextModel", gemma::gemma3, hidden),

@@ -76,6 +76,17 @@ pub enum PoolingMethod {
     WeightedMean,
     /// Each token's.
     Each,
+    /// `log(1 + ReLU(x))` of the largest of all tokens', number by number (SPLADE).
+    SparseMax,
+    /// The sum of all tokens' `log(1 + ReLU(x))`, number by number (SPLADE).
+    SparseSum,
+}
+
+impl PoolingMethod {
+    /// Whether it is of a masked-language head's logits.
+    fn is_sparse(self) -> bool {
+        matches!(self, Self::SparseMax | Self::SparseSum)
+    }
 }
 
 /// What turns class scores into probabilities.
@@ -178,12 +189,13 @@ impl Planning<'_> {
             (true, None) => Some(Vec::new()),
             (false, None) => None,
         };
+        let by_itself = self.files.pooling.is_none() && !self.is_sparse();
         let (whole_prompts, score_class) = (whole_prompts(self.spec), self.score_class(task, head));
         let spec = PoolingSpec {
             task,
             method,
             // Without the files of sentence-transformers, embeddings have length one, as in vLLM.
-            normalize: pooler.normalize.unwrap_or(self.files.pooling.is_none() || self.files.normalize),
+            normalize: pooler.normalize.unwrap_or(by_itself || self.files.normalize),
             activation,
             labels: if task == PoolingTask::Classify { labels } else { Vec::new() },
             matryoshka,
@@ -202,10 +214,11 @@ impl Planning<'_> {
         let stored = match &self.spec.head {
             HeadSpec::Logits(_) | HeadSpec::Hidden => PoolingTask::Embed,
             HeadSpec::Projected(_) => PoolingTask::TokenEmbed,
+            HeadSpec::Classes(_) if self.is_sparse() => PoolingTask::Embed,
             HeadSpec::Classes(_) if self.spec.architecture.contains("RewardModel") => PoolingTask::Reward,
             HeadSpec::Classes(_) => PoolingTask::Classify,
         };
-        let has_scores = matches!(self.spec.head, HeadSpec::Classes(_));
+        let has_scores = matches!(self.spec.head, HeadSpec::Classes(_)) && !self.is_sparse();
         let architecture = || self.spec.architecture.clone();
         if let Some(tokens) = &self.options.pooler.tokens {
             let tokens = match tokens[..] {
@@ -222,7 +235,9 @@ impl Planning<'_> {
         }
         match self.options.convert {
             Conversion::Auto | Conversion::None if has_scores => Ok((stored, NetworkHead::Stored)),
-            Conversion::Auto | Conversion::None | Conversion::Embed if stored == PoolingTask::TokenEmbed => {
+            Conversion::Auto | Conversion::None | Conversion::Embed
+                if stored == PoolingTask::TokenEmbed || self.is_sparse() =>
+            {
                 Ok((stored, NetworkHead::Stored))
             }
             Conversion::None if matches!(self.spec.head, HeadSpec::Logits(_)) => {
@@ -242,6 +257,11 @@ impl Planning<'_> {
         }
     }
 
+    /// Whether the head's logits become one sparse vector.
+    fn is_sparse(&self) -> bool {
+        matches!(&self.spec.head, HeadSpec::Classes(classes) if classes.of == ScoredTokens::AllSparse)
+    }
+
     fn score_class(&self, task: PoolingTask, head: NetworkHead) -> Option<u32> {
         match (&self.spec.head, head) {
             (_, NetworkHead::Tokens(ScoreTokens::One(_))) => Some(0),
@@ -253,8 +273,14 @@ impl Planning<'_> {
         }
     }
 
-    /// Linear layers come after pooling; what is pooled on the host afterwards cannot go through them.
+    /// Linear layers come after pooling; what is pooled on the host afterwards cannot go through them. Logits of a
+    /// masked-language head are pooled as SPLADE's, and nothing else is.
     fn check_method(&self, method: PoolingMethod) -> Result<(), ConfigError> {
+        if method.is_sparse() != self.is_sparse() {
+            let reason = "SPLADE's pooling, and no other, goes with a masked-language head (BertForMaskedLM, \
+                          DistilBertForMaskedLM)";
+            return Err(self.config.unsupported("architectures", reason));
+        }
         let on_host = matches!(method, PoolingMethod::Max | PoolingMethod::MeanSqrtLen | PoolingMethod::WeightedMean);
         match on_host && !self.files.projections.is_empty() {
             true => Err(self.config.unsupported("modules.json", "a Dense module takes cls, mean or lasttoken pooling")),
@@ -269,7 +295,9 @@ impl Planning<'_> {
                 ScoredTokens::Last => PoolingMethod::Last,
                 ScoredTokens::Mean => PoolingMethod::Mean,
                 ScoredTokens::Each => PoolingMethod::Each,
+                ScoredTokens::AllSparse => PoolingMethod::SparseMax,
             },
+            _ if self.is_sparse() => PoolingMethod::SparseMax,
             (_, PoolingTask::Reward | PoolingTask::TokenEmbed) => PoolingMethod::Each,
             (HeadSpec::Logits(_), PoolingTask::Classify) => PoolingMethod::Last,
             _ if whole_prompts(self.spec) => PoolingMethod::Cls,

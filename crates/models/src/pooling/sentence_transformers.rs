@@ -57,7 +57,10 @@ impl SentenceFiles {
                 return Err(file.unsupported("modules", &format!("expected Normalize after {kind}")));
             }
             match kind {
-                "Transformer" => {}
+                "Transformer" | "MLMTransformer" => {}
+                "SpladePooling" if self.projections.is_empty() => {
+                    self.pooling = Some(sparse_method(&ConfigFile::read(&dir.join(folder).join("config.json"))?)?);
+                }
                 "Pooling" if self.projections.is_empty() => {
                     self.pooling = Some(method(&ConfigFile::read(&dir.join(folder).join("config.json"))?)?);
                 }
@@ -138,6 +141,20 @@ const MODES: [(&str, &str, PoolingMethod); 6] = [
     ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens", PoolingMethod::MeanSqrtLen),
     ("weightedmean", "weightedmean_tokens", PoolingMethod::WeightedMean),
 ];
+
+/// What a `SpladePooling` module does.
+fn sparse_method(settings: &ConfigFile) -> Result<PoolingMethod, ConfigError> {
+    let (key, usual) = ("activation_function", "relu");
+    if settings.text_or(key, usual)? != usual {
+        return Err(settings.unsupported(key, "expected relu"));
+    }
+    let key = "pooling_strategy";
+    match settings.text_or(key, "max")?.as_str() {
+        "max" => Ok(PoolingMethod::SparseMax),
+        "sum" => Ok(PoolingMethod::SparseSum),
+        _ => Err(settings.unsupported(key, "expected max or sum")),
+    }
+}
 
 /// The one way of pooling that is switched on.
 fn method(settings: &ConfigFile) -> Result<PoolingMethod, ConfigError> {

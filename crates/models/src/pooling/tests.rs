@@ -165,3 +165,33 @@ fn a_decoder_that_sees_both_ways_embeds() {
     let refusal = planned(&[("config.json", &config)], &asked(RunnerType::Generate, Conversion::Auto)).unwrap_err();
     assert!(refusal.contains("LlamaForCausalLM"), "{refusal}");
 }
+
+#[test]
+fn masked_heads_give_sparse_vectors() {
+    let config = |class: &str| {
+        format!(
+            r#"{{"architectures": ["{class}"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}}"#
+        )
+    };
+    let splade = config("BertForMaskedLM");
+    let plan = planned(&[("config.json", &splade)], &PoolingOptions::default()).expect("a plan").expect("it pools");
+    assert_eq!((plan.head, plan.spec.task), (NetworkHead::Stored, PoolingTask::Embed));
+    assert_eq!((plan.spec.method, plan.spec.normalize), (PoolingMethod::SparseMax, false));
+    let modules = r#"[{"type": "sentence_transformers.sparse_encoder.models.MLMTransformer", "path": ""},
+        {"type": "sentence_transformers.sparse_encoder.models.SpladePooling", "path": "1_SpladePooling"}]"#;
+    let with = |config: &str, settings: &str| {
+        let files = [("config.json", config), ("modules.json", modules), ("1_SpladePooling/config.json", settings)];
+        planned(&files, &PoolingOptions::default())
+    };
+    let summed = with(&splade, r#"{"pooling_strategy": "sum", "activation_function": "relu"}"#);
+    assert_eq!(summed.expect("a plan").expect("it pools").spec.method, PoolingMethod::SparseSum);
+    let refusal = with(&splade, r#"{"activation_function": "log1p_relu"}"#).unwrap_err();
+    assert!(refusal.contains("expected relu"), "{refusal}");
+    let refusal = with(&config("BertModel"), "{}").unwrap_err();
+    assert!(refusal.contains("masked-language head"), "{refusal}");
+    let mean = PoolingOptions { pooler: "{\"pooling_type\": \"MEAN\"}".parse().expect("JSON"), ..Default::default() };
+    assert!(planned(&[("config.json", &splade)], &mean).is_err());
+    let classify = asked(RunnerType::Auto, Conversion::Classify);
+    assert!(planned(&[("config.json", &splade)], &classify).is_err());
+}

@@ -196,6 +196,11 @@ def of_first(model, dense, bend, classifier):
     return lambda w: linear(bend(linear(model(w)[:1], w, dense)), w, classifier)
 
 
+def masked_head(model, dense, norm, embedding, bias):
+    """Logits of the first token (SPLADE's head): the embedding's matrix after a dense layer."""
+    return lambda w: layer_norm(gelu(linear(model(w)[:1], w, dense)), w, norm) @ w[embedding].T + w[bias]
+
+
 SIZES = {"hidden_size": H, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
          "intermediate_size": 24, "max_position_embeddings": LEN, "hidden_act": "gelu", "type_vocab_size": 2}
 E = "embeddings."
@@ -263,6 +268,18 @@ CASES = [
     (lambda w: linear(bert(w), w, "linear"), {**SIZES, "architectures": ["HF_ColBERT"], "dim": 6},
      BERT + [["linear.weight", [6, 16]]]),
 ]
+CASES.append((masked_head(bert, "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+                          "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"),
+              {**SIZES, "architectures": ["BertForMaskedLM"]},
+              BERT + shapes("cls.predictions.transform.dense: 16 16 +", "cls.predictions.transform.LayerNorm: 16")
+              + [["cls.predictions.bias", [20]]]))
+forward, config, tensors = CASES[0]
+tensors = [["distilbert." + name, shape] for name, shape in tensors]
+distil = lambda w: distilbert({name.removeprefix("distilbert."): tensor for name, tensor in w.items()})
+CASES.append((masked_head(distil, "vocab_transform", "vocab_layer_norm",
+                          "distilbert.embeddings.word_embeddings.weight", "vocab_projector.bias"),
+              {**config, "architectures": ["DistilBertForMaskedLM"]},
+              tensors + shapes("vocab_transform: 16 16 +", "vocab_layer_norm: 16") + [["vocab_projector.bias", [20]]]))
 for model, dense, bend, name in [
     (0, "pre_classifier", lambda x: x.clip(0), "DistilBertForSequenceClassification"),
     (2, "pooler.dense", np.tanh, "NewForSequenceClassification"),

@@ -64,6 +64,7 @@ fn class_of(folder: &str) -> Option<String> {
 
 fn gives(class: &str) -> &'static str {
     match class {
+        "BertForMaskedLM" | "BertSpladeSparseEmbeddingModel" | "DistilBertForMaskedLM" => "sparse vectors (SPLADE)",
         _ if class.contains("ColBERT") => "a vector a token",
         _ if class.contains("RewardModel") => "scores of tokens",
         _ if class.ends_with("ForSequenceClassification") => "class scores",
@@ -76,6 +77,7 @@ fn relative(class: &str) -> String {
     match class {
         "ColBERTModel" => return "HF_ColBERT".to_owned(),
         "ColBERTModernBertModel" => return "ModernBertModel".to_owned(),
+        "BertSpladeSparseEmbeddingModel" => return "BertForMaskedLM".to_owned(),
         "CamembertModel" | "RobertaForMaskedLM" | "RobertaForSequenceClassification" | "RobertaModel" => {
             return "XLMRobertaModel".to_owned();
         }

@@ -202,3 +202,37 @@ async fn keys_of_the_configuration_are_overridden() -> anyhow::Result<()> {
     ensure!(status == 400 && answer.to_string().contains("/v1/embeddings"), "{answer}");
     Ok(())
 }
+
+/// A reranker's template is given by the user; what it makes of a pair is what `/classify` reads as one text.
+#[tokio::test]
+async fn pairs_are_rendered_by_the_users_template() -> anyhow::Result<()> {
+    let path = zoo::folder().join("qwen3").display().to_string();
+    let pooler = r#"{"classifier_from_token": [5, 9]}"#;
+    let template = "{{ instruction | default('judge') }}|{{ messages[0].content }}|{{ messages[1]['content'] }}";
+    let pair = json!({"text_1": "what?", "text_2": "this"});
+    let with = |key: &str, value: serde_json::Value| {
+        let mut body = pair.clone();
+        body[key] = value;
+        body
+    };
+    let flags = [&path, "--dtype", "float32", "--pooler-config", pooler];
+    let server = Server::start(&[&flags[..], &["--chat-template", template]].concat()).await?;
+    let client = server.client();
+    for (body, text) in [
+        (pair.clone(), "judge|what?|this"),
+        (with("instruction", json!("find")), "find|what?|this"),
+        (with("chat_template_kwargs", json!({"instruction": "seek"})), "seek|what?|this"),
+    ] {
+        let (status, scored) = client.post("/score", &body).await?;
+        ensure!(status == 200, "{scored}");
+        let (status, classes) = client.post("/classify", &json!({"input": text})).await?;
+        ensure!(status == 200, "{classes}");
+        let (score, class) = (&scored["data"][0]["score"], &classes["data"][0]["probs"][1]);
+        ensure!(score == class && score.is_number(), "{text}: {scored} {classes}");
+    }
+    drop(server);
+    let server = Server::start(&flags).await?;
+    let (status, refusal) = server.client().post("/score", &with("instruction", json!("find"))).await?;
+    ensure!(status == 400 && refusal.to_string().contains("--chat-template"), "{refusal}");
+    Ok(())
+}

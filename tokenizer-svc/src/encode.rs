@@ -1,6 +1,8 @@
 //! A request's prompt becomes token ids. Pure: runs on any thread.
 
 use jiff::Zoned;
+use serde_json::json;
+
 use proto::{Chat, Failure, Prompt, Request, TextPair, TokenIds, prompt::Kind};
 use tokenizer::{Pair, Tokenizer};
 
@@ -17,6 +19,9 @@ const SUFFIX_OF_IDS: &str =
     "`suffix` needs a prompt that is text; put the model's fill-in-the-middle tokens among the ids instead.";
 const NO_MIDDLE: &str =
     "`suffix` is not supported: this model's tokenizer has no known tokens for filling in the middle.";
+
+const NO_TEMPLATE: &str = "`instruction` and `chat_template_kwargs` are variables of the template that renders pairs: \
+                           start the server with --chat-template.";
 
 /// Bytes at the end of a rendered prompt that tell how the answer begins.
 const TAIL_BYTES: usize = 128;
@@ -41,9 +46,12 @@ pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
 /// Replaces the request's prompt by token ids and its bad words by bad tokens, and says which token ends texts.
 pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
     check_stops(request)?;
-    let prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
+    let mut prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
     if let Some(Kind::Pair(pair)) = prompt.kind {
-        return encode_pair(model, request, &pair, prompt.add_special_tokens);
+        if !model.renders_pairs {
+            return encode_pair(model, request, &pair, prompt.add_special_tokens);
+        }
+        prompt.kind = Some(Kind::Chat(conversation(pair)));
     }
     let prompt = rendered(model, prompt, now)?;
     if let Some(wanted) = request.output.as_mut().and_then(|output| output.prompt_tail.as_mut()) {
@@ -65,8 +73,18 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
     Ok(())
 }
 
+/// A pair of texts as templates of rerankers expect it, in vLLM's roles.
+fn conversation(pair: TextPair) -> Chat {
+    let messages = json!([{"role": "query", "content": pair.first}, {"role": "document", "content": pair.second}]);
+    let (messages_json, template_kwargs_json) = (messages.to_string(), pair.template_kwargs_json);
+    Chat { messages_json, template_kwargs_json, ..Chat::default() }
+}
+
 /// Two texts as one prompt, which is pooled.
 fn encode_pair(model: &Model, request: &mut Request, pair: &TextPair, special: bool) -> Result<(), Failure> {
+    if !pair.template_kwargs_json.is_empty() {
+        return Err(error::invalid("chat_template_kwargs", NO_TEMPLATE));
+    }
     let most = kept(request, model.max_model_len)?.map(|most| most as usize);
     let pair = Pair { first: &pair.first, second: &pair.second, add_special_tokens: special };
     let encoded = model.tokenizer.encode_pair(pair, most).map_err(|error| error::encoding(&error))?;

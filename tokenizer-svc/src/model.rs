@@ -7,6 +7,7 @@ use chat_format::{ChatFormat, ChatSettings, parsers::ReasoningFormat, template_s
 use model_spec::ConfigFile;
 use proto::ModelInfo;
 use tokenizer::Tokenizer;
+use tracing::warn;
 
 use crate::{config::Args, constraint::Grammars};
 
@@ -18,6 +19,9 @@ pub(crate) struct Model {
     pub(crate) max_model_len: Option<u32>,
     /// The tokenizer's own end of text.
     pub(crate) eos_token_id: Option<u32>,
+    /// Pairs of texts are rendered by the chat template, which the user gave: that of the model's own files may be of
+    /// the model that it was made from.
+    pub(crate) renders_pairs: bool,
     /// Compiles what requests demand of their texts.
     pub(crate) grammars: Grammars,
     pub(crate) info: ModelInfo,
@@ -43,6 +47,15 @@ impl Model {
         if eos_token_ids.is_empty() {
             eos_token_ids.extend(eos_token_id);
         }
+        let renders_pairs = args.chat_template.is_some();
+        if !renders_pairs
+            && let Some(config) = &config
+            && config.flag_or("is_original_qwen3_reranker", false)?
+        {
+            warn!(
+                "Qwen3's rerankers were trained on pairs in a template: give it with --chat-template (docs/pooling.md)"
+            );
+        }
         let info = ModelInfo {
             max_model_len: max_model_len.unwrap_or(0),
             vocab_size: tokenizer.vocab_size(),
@@ -55,7 +68,7 @@ impl Model {
             eos_token_ids,
             ..ModelInfo::default()
         };
-        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, grammars: Grammars::default(), info })
+        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, renders_pairs, grammars: Grammars::default(), info })
     }
 }
 

@@ -47,11 +47,22 @@ impl Pairs {
     }
 
     /// The requests that score them: one a pair, or one a text.
-    pub fn requests(&self, id: &str, params: &Params, reading: &Reading<'_>) -> Result<Vec<Request>, ApiError> {
+    pub fn requests(
+        &self,
+        id: &str,
+        params: &Params,
+        template: &TemplateKwargs,
+        reading: &Reading<'_>,
+    ) -> Result<Vec<Request>, ApiError> {
         let prompts = match reading.info.task() {
+            Task::Embed | Task::TokenEmbed if !template.0.is_empty() => {
+                let message = "The model embeds each text by itself: `instruction` and `chat_template_kwargs` are for \
+                               models that read pairs.";
+                return Err(ApiError::field("chat_template_kwargs", message));
+            }
             Task::Embed | Task::TokenEmbed => self.texts(reading.info)?,
             Task::Classify if reading.info.score_class.is_some() => {
-                (0..self.len()).map(|index| self.pair(index)).collect()
+                (0..self.len()).map(|index| self.pair(index, template)).collect()
             }
             Task::Classify | Task::Reward => {
                 let message = "The model scores no pairs: that takes one class, or an embedding model.";
@@ -62,9 +73,10 @@ impl Pairs {
         Ok(params.requests(id, prompts, wanted, reading))
     }
 
-    fn pair(&self, index: usize) -> Prompt {
+    fn pair(&self, index: usize, template: &TemplateKwargs) -> Prompt {
         let (first, second) = (self.first(index).to_owned(), self.second[index].clone());
-        Prompt { kind: Some(Kind::Pair(TextPair { first, second })), add_special_tokens: true, suffix: None }
+        let pair = TextPair { first, second, template_kwargs_json: template.0.clone() };
+        Prompt { kind: Some(Kind::Pair(pair)), add_special_tokens: true, suffix: None }
     }
 
     /// All texts, the first side's first, behind what the model wants before queries and documents.
@@ -125,6 +137,21 @@ fn max_sim(query: &[f32], document: &[f32], width: usize) -> f32 {
     let closest =
         |token: &[f32]| document.chunks_exact(width).map(|other| dot(token, other)).fold(f32::NEG_INFINITY, f32::max);
     query.chunks_exact(width).map(closest).sum()
+}
+
+/// Variables of the template that pairs are rendered by, a JSON object; empty where the request has none.
+pub struct TemplateKwargs(String);
+
+impl TemplateKwargs {
+    /// Reads `chat_template_kwargs`, and `instruction`, which is one of them unless they have another.
+    pub fn read(fields: &mut Fields<'_>) -> Result<Self, ApiError> {
+        let instruction = fields.text("instruction")?;
+        let mut all = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(instruction) = instruction {
+            all.entry("instruction").or_insert_with(|| instruction.into());
+        }
+        Ok(Self(if all.is_empty() { String::new() } else { Value::Object(all).to_string() }))
+    }
 }
 
 /// Refuses bounds on each text of a pair; 0 is none.

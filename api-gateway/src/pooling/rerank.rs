@@ -9,7 +9,7 @@ use super::{
     answer::Head,
     classify::activates,
     outputs::Outputs,
-    pairs::{Pairs, refuse_bounds, texts},
+    pairs::{Pairs, TemplateKwargs, refuse_bounds, texts},
     params::Params,
 };
 use crate::{
@@ -23,6 +23,7 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
     let params = Params::read(&mut fields, reading)?;
     let activates = activates(&mut fields)?;
     refuse_bounds(&mut fields)?;
+    let template = TemplateKwargs::read(&mut fields)?;
     let query = fields.text("query")?.ok_or_else(|| ApiError::field("query", "`query` must be provided."))?;
     let documents = texts(&mut fields, "documents", reading.limits.max_prompts)?;
     let documents = documents.ok_or_else(|| ApiError::field("documents", "`documents` must be provided."))?;
@@ -31,7 +32,7 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
     log_unread(&fields);
     let pairs = Pairs::new(vec![query], documents, ["query", "documents"])?;
     let id = params.id("rerank", reading);
-    let requests = pairs.requests(&id, &params, reading)?;
+    let requests = pairs.requests(&id, &params, &template, reading)?;
     let (head, info) = (Head::new(&id, reading), reading.info.clone());
     let write = move |mut outputs: Outputs| {
         let scores = pairs.scores(&info, &mut outputs, activates);

@@ -4,7 +4,7 @@ use super::{
     Job, Reading,
     answer::{self, Head},
     classify::activates,
-    pairs::{Pairs, refuse_bounds, texts},
+    pairs::{Pairs, TemplateKwargs, refuse_bounds, texts},
     params::Params,
 };
 use crate::{
@@ -23,10 +23,11 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
     let params = Params::read(&mut fields, reading)?;
     let activates = activates(&mut fields)?;
     refuse_bounds(&mut fields)?;
+    let template = TemplateKwargs::read(&mut fields)?;
     let pairs = pairs(&mut fields, reading.limits.max_prompts)?;
     log_unread(&fields);
     let id = params.id("score", reading);
-    let requests = pairs.requests(&id, &params, reading)?;
+    let requests = pairs.requests(&id, &params, &template, reading)?;
     let (head, info) = (Head::new(&id, reading), reading.info.clone());
     let write = move |mut outputs: super::Outputs| {
         let scores = pairs.scores(&info, &mut outputs, activates);

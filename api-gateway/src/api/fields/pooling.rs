@@ -26,6 +26,7 @@ const TEXTS: Shape = Either(&[ONE_TEXT, Several(&ONE_TEXT, 1, usize::MAX)]);
 const INPUT: Shape = Either(&[Text, Several(&Text, 1, usize::MAX), IDS, Several(&IDS, 1, usize::MAX)]);
 
 const SCORES_TEST: &str = "api-gateway/tests/gateway/pooling.rs: pairs_are_scored";
+const TEMPLATE_TEST: &str = "tests/e2e/pooling.rs: pairs_are_rendered_by_the_users_template";
 const RANKING_TEST: &str = "api-gateway/tests/gateway/pooling.rs: documents_are_ranked";
 const POOLED_TEST: &str = "api-gateway/tests/gateway/pooling.rs: outputs_of_tokens_are_lists";
 const CLASSES_TEST: &str = "api-gateway/tests/gateway/pooling.rs: texts_are_classified";
@@ -124,6 +125,9 @@ pub(super) const FIELDS: &[Field] = &[
     field("queries", PAIRS, TEXTS, "Another name of `text_1`").seen(SCORES_TEST),
     field("text_1", PAIRS, TEXTS, "One text, or as many as of the second side").seen(SCORES_TEST),
     field("text_2", PAIRS, TEXTS, "The texts to compare with").seen(SCORES_TEST),
+    field("chat_template_kwargs", BOUNDED, Shape::Object(&[]), "Variables of `--chat-template`, which renders pairs")
+        .seen(TEMPLATE_TEST),
+    field("instruction", BOUNDED, Text, "The same as `{\"instruction\": …}` among them").seen(TEMPLATE_TEST),
     // Of rankings.
     field("documents", &[Rerank], TEXTS, "The documents").needed().seen(RANKING_TEST),
     Field {

@@ -80,7 +80,7 @@ fn least(body: Body) -> Value {
 /// Reads a body of a route that pools.
 fn pool(bytes: &[u8], task: Task, read: pooling::Read) -> Result<(), ApiError> {
     let (limits, envelope) = (limits(), envelope(Arrival::now()));
-    let info = Arc::new(PoolingInfo { task: task.into(), ..PoolingInfo::default() });
+    let info = Arc::new(PoolingInfo { task: task.into(), score_class: Some(0), ..PoolingInfo::default() });
     read(bytes, &Reading { limits: &limits, envelope: &envelope, info: &info, max_len: None }).map(drop)
 }
 
@@ -104,8 +104,8 @@ fn try_read(body: Body, json: &Value) -> Result<(), ApiError> {
         Body::AbortRequests => development::request_ids(bytes).map(drop),
         Body::Embeddings => pool(bytes, Task::Embed, embeddings::read),
         Body::Classify => pool(bytes, Task::Classify, classify::read),
-        Body::Score => pool(bytes, Task::Embed, score::read),
-        Body::Rerank => pool(bytes, Task::Embed, rerank::read),
+        Body::Score => pool(bytes, Task::Classify, score::read),
+        Body::Rerank => pool(bytes, Task::Classify, rerank::read),
         Body::Pooling => pool(bytes, Task::Embed, pooled::read),
         Body::CohereEmbed => pool(bytes, Task::Embed, cohere::read),
         Body::LoadLoraAdapter => lora_adapters::to_load(bytes).map(drop),

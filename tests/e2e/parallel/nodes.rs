@@ -14,7 +14,7 @@ const READY: Duration = Duration::from_secs(60);
 /// The flags that all nodes have, but for the token's file.
 fn flags(port: u16) -> Vec<String> {
     let model = zoo::folder().join("llama").to_string_lossy().into_owned();
-    let words = "--served-model-name llama --dtype float32 --device cpu -pp 2 --nnodes 2 --master-addr 127.0.0.1";
+    let words = "--served-model-name llama --dtype float32 --device cpu -pp 2 --nnodes 2 --master-addr localhost";
     let words = words.split_whitespace().map(str::to_owned);
     [model].into_iter().chain(words).chain([format!("--master-port={port}")]).collect()
 }

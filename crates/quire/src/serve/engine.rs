@@ -205,7 +205,7 @@ impl Engine<'_> {
                     flag("served-model-name", &self.served_name()),
                 ];
                 flags.extend(self.rank(engine));
-                flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.head())));
+                flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.listen())));
                 flags
             }
             Role::Tokenizer => {
@@ -239,7 +239,7 @@ impl Engine<'_> {
         flags.extend(self.rank(engine));
         if let Some(nodes) = &self.nodes {
             if !nodes.is_head() {
-                scheduler = nodes.head();
+                scheduler = nodes.dial();
             }
             if rank.checked_sub(size("tensor-parallel-size")).is_some_and(|before| !nodes.workers.contains(&before)) {
                 stage = nodes.any_port();

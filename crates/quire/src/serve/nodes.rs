@@ -22,8 +22,10 @@ use super::{
 pub struct Nodes {
     rank: u32,
     count: u32,
-    /// Where the first node's scheduler takes in workers of the others.
+    /// Where the first node's scheduler takes in workers of the others, as it was at the start.
     head: SocketAddr,
+    /// The same as `host:port`, in the words of `--master-addr`: a name gets its address at each dial.
+    dialed: String,
     /// Where other nodes reach this one.
     address: IpAddr,
     /// Ranks of the workers here.
@@ -57,7 +59,7 @@ impl Nodes {
             (_, Some(names)) => of_interface(names, head)?,
             _ => towards(head).with_context(|| format!("no way to --master-addr {host}; see --node-ip"))?,
         };
-        Ok(Some(Self { rank, count, head, address, workers }))
+        Ok(Some(Self { rank, count, head, dialed: dialed(host, port, head), address, workers }))
     }
 
     /// Whether this node has the processes other than workers.
@@ -65,15 +67,26 @@ impl Nodes {
         self.rank == 0
     }
 
-    /// Where workers of other nodes find the scheduler.
-    pub fn head(&self) -> Address {
+    /// Where the first node's scheduler listens for workers of the others.
+    pub fn listen(&self) -> Address {
         Address::Grpc(self.head.to_string())
+    }
+
+    /// What workers of other nodes dial. A name stays one, because a first node that comes back may have another
+    /// address, as a pod has.
+    pub fn dial(&self) -> Address {
+        Address::Grpc(self.dialed.clone())
     }
 
     /// Where a process of this node listens for others, at a port that is free.
     pub fn any_port(&self) -> Address {
         Address::Grpc(SocketAddr::new(self.address, 0).to_string())
     }
+}
+
+/// `host:port`, of a name as it is, of an address as URIs write it.
+fn dialed(host: &str, port: u16, head: SocketAddr) -> String {
+    if host.parse::<IpAddr>().is_ok() { head.to_string() } else { format!("{host}:{port}") }
 }
 
 /// The workers of a node. Ranks of a stage share memory, so that they are on one node.
@@ -114,9 +127,9 @@ fn is_on(settings: &Settings, name: &str) -> bool {
 /// For people, of a node that has workers alone.
 impl fmt::Display for Nodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, count, head, workers, .. } = self;
+        let Self { rank, count, dialed, workers, .. } = self;
         let last = workers.end - 1;
-        write!(f, "node {rank} of {count}, with workers {} to {last} of the engine at {head}", workers.start)
+        write!(f, "node {rank} of {count}, with workers {} to {last} of the engine at {dialed}", workers.start)
     }
 }
 
@@ -135,10 +148,19 @@ mod tests {
         let nodes = [of(0).unwrap().unwrap(), of(1).unwrap().unwrap()];
         assert_eq!(nodes.each_ref().map(|node| node.workers.clone()), [0..4, 4..8]);
         assert_eq!(nodes.each_ref().map(Nodes::is_head), [true, false]);
-        assert_eq!(nodes[1].head().to_string(), "grpc://127.0.0.1:29501");
+        assert_eq!(nodes[1].dial().to_string(), "grpc://127.0.0.1:29501");
         assert_eq!(nodes[1].any_port().to_string(), "grpc://127.0.0.1:0");
         assert_eq!(nodes[1].to_string(), "node 1 of 2, with workers 4 to 7 of the engine at 127.0.0.1:29501");
         assert_eq!(read("-pp 2").unwrap(), None);
+    }
+
+    #[test]
+    fn a_name_is_dialed_as_it_is_and_listened_at_by_its_address() {
+        let named = read("--nnodes 2 -pp 2 --master-addr localhost --master-port 9").unwrap().unwrap();
+        assert_eq!(named.dial().to_string(), "grpc://localhost:9");
+        assert_eq!(named.listen().to_string(), format!("grpc://{}", named.head));
+        assert!(named.head.ip().is_loopback());
+        assert_eq!(dialed("::1", 9, "[::1]:9".parse().unwrap()), "[::1]:9");
     }
 
     #[test]

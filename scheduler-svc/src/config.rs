@@ -66,6 +66,10 @@ pub struct Args {
     #[arg(long, value_name = "ADAPTER", num_args = 1.., value_parser = lora_module)]
     pub lora_modules: Vec<LoraModule>,
 
+    /// File in which the adapters that are served are kept, so that a scheduler that is started again serves them
+    #[arg(long, value_name = "FILE")]
+    pub served_adapters_file: Option<PathBuf>,
+
     /// Folder whose subfolders are adapters, loaded when a request names one
     #[arg(long, value_name = "DIR", env = "VLLM_LORA_RESOLVER_CACHE_DIR", hide_env_values = true)]
     pub lora_dir: Option<PathBuf>,

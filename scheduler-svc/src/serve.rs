@@ -23,7 +23,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    adapters::{Adapters, hub::Hub},
+    adapters::{Adapters, hub::Hub, kept::KeptAdapters},
     clock::Clock,
     config::{self, Args},
     control::{ControlHandler, Published},
@@ -90,6 +90,10 @@ struct Engine {
     random_adapters: bool,
     /// Adapters of the command line that are still to be loaded.
     modules: Vec<ServedAdapter>,
+    /// Those that the scheduler before this one served, and that are not served yet.
+    returning: Vec<ServedAdapter>,
+    /// What is served, for the scheduler after this one.
+    kept: KeptAdapters,
     /// What workers are told before the next plan.
     to_workers: Vec<Command>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
@@ -98,6 +102,11 @@ struct Engine {
 
 impl Engine {
     fn new(args: Args, process: Process, published: Published, hub: Hub) -> Self {
+        let kept = KeptAdapters::new(args.served_adapters_file.clone());
+        let (modules, returning) = match kept.read() {
+            Some(returning) => (Vec::new(), returning),
+            None => (args.served_modules(), Vec::new()),
+        };
         Self {
             hub,
             random_adapters: false,
@@ -116,7 +125,9 @@ impl Engine {
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
             clock: Clock::start(),
             adapters: Adapters::new(args.group.world_size() as usize, args.max_cpu_loras()),
-            modules: args.served_modules(),
+            modules,
+            returning,
+            kept,
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),
             watchers: Watchers::default(),

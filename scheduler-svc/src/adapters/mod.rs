@@ -10,6 +10,7 @@
 
 mod downloads;
 pub(crate) mod hub;
+pub(crate) mod kept;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -54,6 +55,8 @@ pub(crate) enum Waiter {
     Resolve(ServedAdapter, oneshot::Sender<ListAdaptersReply>),
     /// The same, for one of the command line.
     Static(ServedAdapter),
+    /// The same, for one that the scheduler before this one served.
+    Kept(ServedAdapter),
     /// What was asked of its name meanwhile; it is asked again.
     Call(AdapterCall),
 }
@@ -62,18 +65,25 @@ impl Waiter {
     /// Whether its client is still there, as far as that is known: requests are withdrawn.
     fn is_there(&self) -> bool {
         match self {
-            Self::Request(_) | Self::Static(_) => true,
+            Self::Request(_) | Self::Static(_) | Self::Kept(_) => true,
             Self::Serve(_, reply) => !reply.is_closed(),
             Self::Resolve(_, reply) => !reply.is_closed(),
             Self::Call(call) => call.is_there(),
         }
     }
 
+    /// Whether the engine is not ready before.
+    fn is_of_the_start(&self) -> bool {
+        matches!(self, Self::Static(_) | Self::Kept(_))
+    }
+
     /// The adapter that is served once it is loaded.
     fn to_serve(&self) -> Option<&ServedAdapter> {
         match self {
             Self::Request(_) | Self::Call(_) => None,
-            Self::Serve(adapter, _) | Self::Resolve(adapter, _) | Self::Static(adapter) => Some(adapter),
+            Self::Serve(adapter, _) | Self::Resolve(adapter, _) | Self::Static(adapter) | Self::Kept(adapter) => {
+                Some(adapter)
+            }
         }
     }
 }
@@ -178,10 +188,15 @@ impl Adapters {
         self.hosted.iter().find(|(_, hosted)| is_it(hosted)).map(|(identity, _)| identity.as_str())
     }
 
-    /// Whether adapters of the command line are still to come.
+    /// Whether adapters without which the engine is not ready are still to come.
     pub(crate) fn is_starting(&self) -> bool {
-        let mut waiters = self.hosted.values().flat_map(|hosted| &hosted.waiters);
-        waiters.any(|waiter| matches!(waiter, Waiter::Static(_)))
+        self.starting().next().is_some()
+    }
+
+    /// Those that are being loaded.
+    pub(crate) fn starting(&self) -> impl Iterator<Item = &ServedAdapter> {
+        let waiters = self.hosted.values().flat_map(|hosted| &hosted.waiters);
+        waiters.filter(|waiter| waiter.is_of_the_start()).filter_map(Waiter::to_serve)
     }
 
     /// Another identity for what is about to be loaded under a name.
@@ -219,7 +234,7 @@ impl Adapters {
         for waiter in self.hosted.values().flat_map(|hosted| &hosted.waiters) {
             match waiter {
                 Waiter::Request(_) => waiting.requests += 1,
-                Waiter::Static(_) => {}
+                Waiter::Static(_) | Waiter::Kept(_) => {}
                 Waiter::Serve(..) | Waiter::Resolve(..) | Waiter::Call(_) => waiting.calls += 1,
             }
         }

@@ -20,12 +20,16 @@ use crate::{
 const MOST_CALLS: usize = 1024;
 
 impl Engine {
-    /// Loads the adapters of the command line that are not served yet. Others are loaded into a new group when a
-    /// request names them.
+    /// Loads the adapters of the command line, or of the scheduler before this one, that are not served yet. Others are
+    /// loaded into a new group when a request names them.
     pub(super) fn load_modules(&mut self) {
         for module in std::mem::take(&mut self.modules) {
             let identity = self.adapters.new_identity(&module.name);
             self.wait(&identity, &module.path.clone(), Waiter::Static(module));
+        }
+        for adapter in std::mem::take(&mut self.returning) {
+            let identity = self.adapters.new_identity(&adapter.name);
+            self.wait(&identity, &adapter.path.clone(), Waiter::Kept(adapter));
         }
         self.say_readiness();
     }
@@ -141,6 +145,7 @@ impl Engine {
         let serve = |engine: &mut Self, adapter: ServedAdapter| {
             info!(name = adapter.name, path = adapter.path, "adapter served");
             engine.adapters.serve(identity.to_owned(), adapter, fingerprint.to_owned());
+            engine.keep_adapters();
         };
         match waiter {
             Waiter::Request(request) => self.admit_hosted(*request, identity),
@@ -152,7 +157,7 @@ impl Engine {
                 serve(self, adapter);
                 let _ = reply.send(self.listed(None));
             }
-            Waiter::Static(adapter) => serve(self, adapter),
+            Waiter::Static(adapter) | Waiter::Kept(adapter) => serve(self, adapter),
             Waiter::Call(call) => self.about_adapters(call),
         }
     }
@@ -175,9 +180,20 @@ impl Engine {
             Waiter::Static(adapter) => {
                 bail!("--lora-modules {}={}: {}", adapter.name, adapter.path, failure(&adapter).message)
             }
+            Waiter::Kept(adapter) => {
+                warn!(name = adapter.name, path = adapter.path, "not served any more: {}", failed.reason);
+                self.keep_adapters();
+            }
             Waiter::Call(call) => self.about_adapters(call),
         }
         Ok(())
+    }
+
+    /// Writes down what is served, and what is to be from the start on, for the scheduler after this one.
+    fn keep_adapters(&self) {
+        let mut all = self.adapters.list();
+        all.extend(self.adapters.starting().chain(&self.modules).chain(&self.returning).cloned());
+        self.kept.write(&all);
     }
 
     fn listed(&self, failure: Option<Failure>) -> ListAdaptersReply {
@@ -215,6 +231,7 @@ impl Engine {
                 Waiter::Serve(_, reply) => drop(reply.send(Some(failure))),
                 Waiter::Resolve(_, reply) => drop(reply.send(self.listed(Some(failure)))),
                 Waiter::Static(module) => self.modules.push(module),
+                Waiter::Kept(adapter) => self.returning.push(adapter),
                 Waiter::Call(call) => calls.push(call),
             }
         }
@@ -262,9 +279,14 @@ impl Engine {
                 Err(failure) => drop(reply.send(Some(failure))),
             },
             (AdapterCall::Remove(name, reply), None) => {
-                let listed = self.modules.len();
+                let listed = self.modules.len() + self.returning.len();
                 self.modules.retain(|module| module.name != name);
-                let is_known = self.adapters.remove(&name) || self.modules.len() < listed;
+                self.returning.retain(|adapter| adapter.name != name);
+                let is_listed = self.modules.len() + self.returning.len() < listed;
+                let is_known = self.adapters.remove(&name) || is_listed;
+                if is_known {
+                    self.keep_adapters();
+                }
                 let _ = reply.send((!is_known).then(|| error::no_such_adapter(&name)));
                 self.evict_adapters();
             }

@@ -58,7 +58,7 @@ async fn choices_beams_and_constraints_have_their_adapter() -> anyhow::Result<()
 }
 
 #[tokio::test]
-async fn a_killed_worker_comes_back_with_its_adapters() -> anyhow::Result<()> {
+async fn a_killed_process_comes_back_with_its_adapters() -> anyhow::Result<()> {
     let names = ["lora-llama-r8-all", "lora-llama-r4-partial"];
     let runtime = [("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")];
     let Some(mut server) = serve(&names, &[], &runtime).await? else { return Ok(()) };
@@ -70,17 +70,29 @@ async fn a_killed_worker_comes_back_with_its_adapters() -> anyhow::Result<()> {
     let all = [names[0], names[1], "lora-llama-r8-qv"];
     check(&client, &all).await?;
     let (_, before) = client.get("/v1/models").await?;
-    let worker = descendants(server.pid()).into_iter().find(|process| process.role == "worker").context("a worker")?;
-    kill_process(worker.pid, Signal::KILL)?;
-    while client.health().await == Some(200) {}
-    server.healthy(std::time::Duration::from_secs(30)).await?;
-    check(&client, &all).await?;
     let roots = |text: &str| -> anyhow::Result<Vec<Value>> {
         let cards: Value = serde_json::from_str(text)?;
         let cards = cards["data"].as_array().context("cards")?;
         Ok(cards.iter().map(|card| json!([card["id"], card["root"], card["parent"]])).collect())
     };
-    ensure!(roots(&before)? == roots(&client.get("/v1/models").await?.1)?, "the same adapters are served");
+    for role in ["worker", "scheduler"] {
+        let killed = descendants(server.pid()).into_iter().find(|process| process.role == role).context(role)?;
+        kill_process(killed.pid, Signal::KILL)?;
+        while client.health().await == Some(200) {}
+        server.healthy(std::time::Duration::from_secs(30)).await?;
+        check(&client, &all).await?;
+        ensure!(roots(&before)? == roots(&client.get("/v1/models").await?.1)?, "{role}: the same adapters are served");
+    }
+    let body = json!({"lora_name": names[0]}).to_string();
+    let (status, text) = client.post_raw("/v1/unload_lora_adapter", body.into_bytes()).await?;
+    ensure!(status == 200, "{status}: {text}");
+    let scheduler = descendants(server.pid()).into_iter().find(|process| process.role == "scheduler");
+    kill_process(scheduler.context("a scheduler")?.pid, Signal::KILL)?;
+    while client.health().await == Some(200) {}
+    server.healthy(std::time::Duration::from_secs(30)).await?;
+    check(&client, &all[1..]).await?;
+    let served = roots(&client.get("/v1/models").await?.1)?;
+    ensure!(served.iter().all(|card| card[0] != names[0]), "what was unloaded stays so: {served:?}");
     Ok(())
 }
 

@@ -204,6 +204,8 @@ impl Engine<'_> {
                     flag("detokenizer", &ring("tokens")),
                     flag("served-model-name", &self.served_name()),
                 ];
+                let adapters = self.runtime_dir.file(&format!("adapters-{engine}.json"));
+                flags.push(flag("served-adapters-file", &adapters.display()));
                 flags.extend(self.rank(engine));
                 flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.listen())));
                 flags

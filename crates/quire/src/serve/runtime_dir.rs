@@ -39,7 +39,12 @@ impl RuntimeDir {
 
     /// A socket's path in it.
     pub fn socket(&self, name: &str) -> PathBuf {
-        self.path.join(format!("{name}.sock"))
+        self.file(&format!("{name}.sock"))
+    }
+
+    /// A file's path in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
     }
 }
 

@@ -242,6 +242,7 @@ pub(super) const NOT_OF_SERVE: &[&str] = &[
     "scheduler",
     "scheduler-control",
     "send-deadline-ms",
+    "served-adapters-file",
     "threads",
     "tokenizer-control",
     "worker-control",

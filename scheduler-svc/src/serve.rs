@@ -53,6 +53,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
+    // Links stay until the engine has ended, which takes what its running requests take.
+    let process = Process { shutdown: Default::default(), ..process };
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     if let Some(address) = &args.listen_remote_workers {
@@ -97,6 +99,8 @@ struct Engine {
     /// What workers are told before the next plan.
     to_workers: Vec<Command>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
+    /// When it ends at the latest, once it has been told to end.
+    drain_until: Option<tokio::time::Instant>,
     watchers: Watchers,
 }
 
@@ -130,6 +134,7 @@ impl Engine {
             kept,
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),
+            drain_until: None,
             watchers: Watchers::default(),
             args,
             process,
@@ -146,7 +151,11 @@ impl Engine {
                     Some(event) => self.apply(event)?,
                     None => break,
                 },
-                () = shutdown.cancelled() => break,
+                () = shutdown.cancelled(), if self.drain_until.is_none() => self.begin_to_drain(),
+                () = until(self.drain_until) => {
+                    warn!(requests = self.unfinished(), "ending with requests unfinished: --shutdown-timeout is over");
+                    break;
+                }
                 // What they lead to is looked at below, after all that has come by now: an answer may be among it.
                 () = until(self.workers_due()) => {}
                 () = sleep_until(self.stats.next()), if self.stats.is_due() => self.log_stats(),
@@ -157,10 +166,32 @@ impl Engine {
             }
             self.check_workers().await;
             self.pump().await;
+            if self.drain_until.is_some() && (self.watchers.is_empty() || self.has_drained()) {
+                break;
+            }
         }
         self.fail_all(&error::ending());
         self.flush().await;
         Ok(())
+    }
+
+    /// Takes nothing new from here on; what runs may finish until the deadline.
+    fn begin_to_drain(&mut self) {
+        self.process.status.draining();
+        let timeout = Duration::from_secs_f64(self.args.shutdown_timeout);
+        self.drain_until = Some(tokio::time::Instant::now() + timeout);
+        info!(requests = self.unfinished(), timeout_s = timeout.as_secs_f64(), "draining");
+    }
+
+    /// Whether nothing is left, and nothing comes from those who have not heard yet.
+    fn has_drained(&self) -> bool {
+        let empty = self.core.as_ref().is_none_or(|core| !core.has_unfinished());
+        empty && self.adapters.num_waiting().requests == 0 && self.watchers.all_have_seen_the_drain()
+    }
+
+    /// Requests that have no end yet, those among them that wait for their adapters.
+    fn unfinished(&self) -> u32 {
+        self.core.as_ref().map_or(0, unfinished) + self.adapters.num_waiting().requests as u32
     }
 
     fn apply(&mut self, event: Event) -> anyhow::Result<()> {
@@ -279,9 +310,7 @@ impl Engine {
                 let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, self.clock.now_us())));
             }
             Question::Drained { done } => self.awaiting_empty.push(done),
-            Question::Unfinished { count } => {
-                let _ = count.send(core.map_or(0, |core| unfinished(core)));
-            }
+            Question::Unfinished { count } => drop(count.send(self.unfinished())),
         }
     }
 
@@ -313,9 +342,7 @@ impl Engine {
             }
         }
         self.flush().await;
-        let empty = self.core.as_ref().is_none_or(|core| !core.has_unfinished());
-        // Requests may be on their way from who has not heard yet.
-        if empty && self.watchers.all_have_seen_the_drain() {
+        if self.has_drained() {
             for done in self.awaiting_empty.drain(..) {
                 let _ = done.send(());
             }

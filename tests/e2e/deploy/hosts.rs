@@ -1,104 +1,19 @@
-//! run_cluster.sh on two machines: network namespaces with a cable between them.
+//! run_cluster.sh on two machines.
 
 use std::{
-    fs::{self, File},
+    fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
 use e2e_tests::{alone, quire_binary, root};
-use rustix::process::{Pid, Signal, kill_process};
 
-use super::tools;
+use super::namespaces::{ADDRESSES, Hosts, Script};
 
 /// Within this the machines find each other (debug builds load slowly).
 const READY: Duration = Duration::from_secs(60);
-/// The addresses of the head and the worker.
-const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
-
-/// Two namespaces of Debian's iproute2, and their names.
-struct Hosts([String; 2]);
-
-impl Hosts {
-    /// Absent, with a message, where namespaces cannot be made.
-    fn make() -> anyhow::Result<Option<Self>> {
-        let names = ["head", "worker"].map(|name| format!("quire-{name}-{}", std::process::id()));
-        match ip(&["netns", "add", &names[0]]) {
-            Err(error) => {
-                println!("skipped: no network namespaces here: {error:#}");
-                return Ok(None);
-            }
-            Ok(()) => ip(&["netns", "add", &names[1]])?,
-        }
-        let hosts = Self(names);
-        let [head, worker] = &hosts.0;
-        ip(&["link", "add", "eth0", "netns", head, "type", "veth", "peer", "name", "eth0", "netns", worker])?;
-        for (name, address) in hosts.0.iter().zip(ADDRESSES) {
-            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-            ip(&["-n", name, "link", "set", "eth0", "up"])?;
-        }
-        Ok(Some(hosts))
-    }
-
-    /// A command on one of them.
-    fn on(&self, host: usize, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.0[host]]).arg(program).stdin(Stdio::null());
-        command
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.0 {
-            let _ = ip(&["netns", "delete", name]);
-        }
-    }
-}
-
-fn ip(args: &[&str]) -> anyhow::Result<()> {
-    tools::run(Command::new("ip").args(args)).map(drop)
-}
-
-/// A script that runs until it is told to end.
-struct Script {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Script {
-    fn start(command: &mut Command, log: PathBuf) -> anyhow::Result<Self> {
-        let output = File::create(&log)?;
-        let child = command.stdout(output.try_clone()?).stderr(output).spawn()?;
-        Ok(Self { child, log })
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Ends it as Ctrl-C in another terminal would; `status` is what it must say.
-    fn end(mut self, status: i32) -> anyhow::Result<()> {
-        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
-        let ended = self.child.wait()?;
-        ensure!(ended.code() == Some(status), "{ended}: {}", self.log());
-        Ok(())
-    }
-}
-
-impl Drop for Script {
-    fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-            let _ = self.child.wait();
-        }
-    }
-}
-
 /// A container engine that starts the program itself, and stops it.
 fn container_engine(folder: &Path) -> anyhow::Result<PathBuf> {
     let (path, pid) = (folder.join("engine"), folder.join("pid"));
@@ -145,7 +60,7 @@ async fn run_cluster_joins_two_machines() -> anyhow::Result<()> {
             ensure!(!answer.stdout.trim_ascii().is_empty(), "no text");
             break;
         }
-        if head.child.try_wait()?.is_some() || began.elapsed() > READY {
+        if head.has_ended() || began.elapsed() > READY {
             bail!("no answer: {}\n{}", head.log(), worker.log());
         }
     }

@@ -5,6 +5,8 @@ mod containers;
 mod hosts;
 mod machines;
 mod monitoring;
+mod namespaces;
+mod networks;
 mod pods;
 mod proxies;
 mod slurm;

@@ -57,6 +57,17 @@ async fn choices_beams_and_constraints_have_their_adapter() -> anyhow::Result<()
     }
 }
 
+/// Kills a process, and waits until another one serves in its place.
+async fn replace(server: &mut Server, role: &str) -> anyhow::Result<()> {
+    let found = |server: &Server| descendants(server.pid()).into_iter().find(|process| process.role == role);
+    let killed = found(server).with_context(|| format!("no {role}"))?.pid;
+    kill_process(killed, Signal::KILL)?;
+    while found(server).is_none_or(|process| process.pid == killed) {
+        tokio::task::yield_now().await;
+    }
+    server.healthy(std::time::Duration::from_secs(30)).await
+}
+
 #[tokio::test]
 async fn a_killed_process_comes_back_with_its_adapters() -> anyhow::Result<()> {
     let names = ["lora-llama-r8-all", "lora-llama-r4-partial"];
@@ -76,20 +87,14 @@ async fn a_killed_process_comes_back_with_its_adapters() -> anyhow::Result<()> {
         Ok(cards.iter().map(|card| json!([card["id"], card["root"], card["parent"]])).collect())
     };
     for role in ["worker", "scheduler"] {
-        let killed = descendants(server.pid()).into_iter().find(|process| process.role == role).context(role)?;
-        kill_process(killed.pid, Signal::KILL)?;
-        while client.health().await == Some(200) {}
-        server.healthy(std::time::Duration::from_secs(30)).await?;
+        replace(&mut server, role).await?;
         check(&client, &all).await?;
         ensure!(roots(&before)? == roots(&client.get("/v1/models").await?.1)?, "{role}: the same adapters are served");
     }
     let body = json!({"lora_name": names[0]}).to_string();
     let (status, text) = client.post_raw("/v1/unload_lora_adapter", body.into_bytes()).await?;
     ensure!(status == 200, "{status}: {text}");
-    let scheduler = descendants(server.pid()).into_iter().find(|process| process.role == "scheduler");
-    kill_process(scheduler.context("a scheduler")?.pid, Signal::KILL)?;
-    while client.health().await == Some(200) {}
-    server.healthy(std::time::Duration::from_secs(30)).await?;
+    replace(&mut server, "scheduler").await?;
     check(&client, &all[1..]).await?;
     let served = roots(&client.get("/v1/models").await?.1)?;
     ensure!(served.iter().all(|card| card[0] != names[0]), "what was unloaded stays so: {served:?}");

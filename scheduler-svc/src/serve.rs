@@ -53,8 +53,6 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
-    // Links stay until the engine has ended, which takes what its running requests take.
-    let process = Process { shutdown: Default::default(), ..process };
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
     wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     if let Some(address) = &args.listen_remote_workers {
@@ -99,8 +97,6 @@ struct Engine {
     /// What workers are told before the next plan.
     to_workers: Vec<Command>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
-    /// When it ends at the latest, once it has been told to end.
-    drain_until: Option<tokio::time::Instant>,
     watchers: Watchers,
 }
 
@@ -134,7 +130,6 @@ impl Engine {
             kept,
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),
-            drain_until: None,
             watchers: Watchers::default(),
             args,
             process,
@@ -151,11 +146,7 @@ impl Engine {
                     Some(event) => self.apply(event)?,
                     None => break,
                 },
-                () = shutdown.cancelled(), if self.drain_until.is_none() => self.begin_to_drain(),
-                () = until(self.drain_until) => {
-                    warn!(requests = self.unfinished(), "ending with requests unfinished: --shutdown-timeout is over");
-                    break;
-                }
+                () = shutdown.cancelled() => break,
                 // What they lead to is looked at below, after all that has come by now: an answer may be among it.
                 () = until(self.workers_due()) => {}
                 () = sleep_until(self.stats.next()), if self.stats.is_due() => self.log_stats(),
@@ -166,32 +157,10 @@ impl Engine {
             }
             self.check_workers().await;
             self.pump().await;
-            if self.drain_until.is_some() && (self.watchers.is_empty() || self.has_drained()) {
-                break;
-            }
         }
         self.fail_all(&error::ending());
         self.flush().await;
         Ok(())
-    }
-
-    /// Takes nothing new from here on; what runs may finish until the deadline.
-    fn begin_to_drain(&mut self) {
-        self.process.status.draining();
-        let timeout = Duration::from_secs_f64(self.args.shutdown_timeout);
-        self.drain_until = Some(tokio::time::Instant::now() + timeout);
-        info!(requests = self.unfinished(), timeout_s = timeout.as_secs_f64(), "draining");
-    }
-
-    /// Whether nothing is left, and nothing comes from those who have not heard yet.
-    fn has_drained(&self) -> bool {
-        let empty = self.core.as_ref().is_none_or(|core| !core.has_unfinished());
-        empty && self.adapters.num_waiting().requests == 0 && self.watchers.all_have_seen_the_drain()
-    }
-
-    /// Requests that have no end yet, those among them that wait for their adapters.
-    fn unfinished(&self) -> u32 {
-        self.core.as_ref().map_or(0, unfinished) + self.adapters.num_waiting().requests as u32
     }
 
     fn apply(&mut self, event: Event) -> anyhow::Result<()> {
@@ -310,7 +279,9 @@ impl Engine {
                 let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, self.clock.now_us())));
             }
             Question::Drained { done } => self.awaiting_empty.push(done),
-            Question::Unfinished { count } => drop(count.send(self.unfinished())),
+            Question::Unfinished { count } => {
+                let _ = count.send(core.map_or(0, |core| unfinished(core)));
+            }
         }
     }
 
@@ -342,7 +313,9 @@ impl Engine {
             }
         }
         self.flush().await;
-        if self.has_drained() {
+        let empty = self.core.as_ref().is_none_or(|core| !core.has_unfinished());
+        // Requests may be on their way from who has not heard yet.
+        if empty && self.watchers.all_have_seen_the_drain() {
             for done in self.awaiting_empty.drain(..) {
                 let _ = done.send(());
             }

@@ -113,32 +113,6 @@ async fn an_engine_that_dies_takes_its_own_requests_alone() -> anyhow::Result<()
     Ok(())
 }
 
-/// What runs in an engine that is told to end finishes there; what comes meanwhile goes to the other one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_is_told_to_end_loses_nothing() -> anyhow::Result<()> {
-    if is_on_gpu() && max_workers() < 2 {
-        return Ok(());
-    }
-    let server = Server::start(ENGINES).await?;
-    for round in 0..2 {
-        let running = load(&server, 1).await?;
-        let scheduler = || process(&server, "scheduler", "--data-parallel-rank=1");
-        let told = scheduler()?;
-        kill_process(told, Signal::TERM)?;
-        while scheduler().is_ok_and(|pid| pid == told) {
-            let (status, body) = ask(&server, None, 2).await?;
-            ensure!(status == 200, "{round}: {body}\n{}", server.log());
-        }
-        let ended = statuses(running).await?;
-        ensure!(ended.iter().all(|status| *status == 200), "{round}: {ended:?}\n{}", server.log());
-        let client = server.client();
-        eventually("the engine is back", || async { is_ready(&client, "scheduler 1").await }).await?;
-        eventually("it serves", || async { ask(&server, Some(1), 2).await.is_ok_and(|(status, _)| status == 200) })
-            .await?;
-    }
-    Ok(())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn equal_prefixes_meet_and_ranks_are_honoured() -> anyhow::Result<()> {
     if is_on_gpu() && max_workers() < 2 {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use proto::{DeviceKind, Inbound, RequestKey, ServedAdapter, TokenBatch, inbound, to_worker::Command};
+use proto::{DeviceKind, Inbound, RequestKey, TokenBatch, inbound, to_worker::Command};
 use sched_core::{End, FinishedChoice, Scheduler};
 use service_kit::{
     Process,
@@ -23,7 +23,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    adapters::{Adapters, hub::Hub, kept::KeptAdapters},
+    adapters::{Adapters, Waiter, hub::Hub, kept::KeptAdapters},
     clock::Clock,
     config::{self, Args},
     control::{ControlHandler, Published},
@@ -88,10 +88,8 @@ struct Engine {
     hub: Hub,
     /// The workers make adapters up: their paths are not looked at.
     random_adapters: bool,
-    /// Adapters of the command line that are still to be loaded.
-    modules: Vec<ServedAdapter>,
-    /// Those that the scheduler before this one served, and that are not served yet.
-    returning: Vec<ServedAdapter>,
+    /// Adapters of the command line, or of the scheduler before this one, that are still to be loaded.
+    to_start: Vec<Waiter>,
     /// What is served, for the scheduler after this one.
     kept: KeptAdapters,
     /// What workers are told before the next plan.
@@ -103,9 +101,9 @@ struct Engine {
 impl Engine {
     fn new(args: Args, process: Process, published: Published, hub: Hub) -> Self {
         let kept = KeptAdapters::new(args.served_adapters_file.clone());
-        let (modules, returning) = match kept.read() {
-            Some(returning) => (Vec::new(), returning),
-            None => (args.served_modules(), Vec::new()),
+        let to_start = match kept.read() {
+            Some(adapters) => adapters.into_iter().map(Waiter::Kept).collect(),
+            None => args.served_modules().into_iter().map(Waiter::Static).collect(),
         };
         Self {
             hub,
@@ -125,8 +123,7 @@ impl Engine {
             step_timeout: args.step_timeout(DeviceKind::Unspecified),
             clock: Clock::start(),
             adapters: Adapters::new(args.group.world_size() as usize, args.max_cpu_loras()),
-            modules,
-            returning,
+            to_start,
             kept,
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),

@@ -17,7 +17,7 @@ impl KeptAdapters {
         Self { file }
     }
 
-    /// What the scheduler before this one served; absent: there was none, or nobody can tell.
+    /// What the scheduler before this one served; absent: there was none, or the file cannot be read.
     pub(crate) fn read(&self) -> Option<Vec<ServedAdapter>> {
         let file = self.file.as_ref()?;
         let text = match fs::read_to_string(file) {

@@ -78,7 +78,7 @@ impl Waiter {
     }
 
     /// The adapter that is served once it is loaded.
-    fn to_serve(&self) -> Option<&ServedAdapter> {
+    pub(crate) fn to_serve(&self) -> Option<&ServedAdapter> {
         match self {
             Self::Request(_) | Self::Call(_) => None,
             Self::Serve(adapter, _) | Self::Resolve(adapter, _) | Self::Static(adapter) | Self::Kept(adapter) => {

@@ -23,13 +23,10 @@ impl Engine {
     /// Loads the adapters of the command line, or of the scheduler before this one, that are not served yet. Others are
     /// loaded into a new group when a request names them.
     pub(super) fn load_modules(&mut self) {
-        for module in std::mem::take(&mut self.modules) {
-            let identity = self.adapters.new_identity(&module.name);
-            self.wait(&identity, &module.path.clone(), Waiter::Static(module));
-        }
-        for adapter in std::mem::take(&mut self.returning) {
-            let identity = self.adapters.new_identity(&adapter.name);
-            self.wait(&identity, &adapter.path.clone(), Waiter::Kept(adapter));
+        for waiter in std::mem::take(&mut self.to_start) {
+            let Some(ServedAdapter { name, path, .. }) = waiter.to_serve().cloned() else { continue };
+            let identity = self.adapters.new_identity(&name);
+            self.wait(&identity, &path, waiter);
         }
         self.say_readiness();
     }
@@ -192,7 +189,7 @@ impl Engine {
     /// Writes down what is served, and what is to be from the start on, for the scheduler after this one.
     fn keep_adapters(&self) {
         let mut all = self.adapters.list();
-        all.extend(self.adapters.starting().chain(&self.modules).chain(&self.returning).cloned());
+        all.extend(self.adapters.starting().chain(self.to_start.iter().filter_map(Waiter::to_serve)).cloned());
         self.kept.write(&all);
     }
 
@@ -230,8 +227,7 @@ impl Engine {
                 Waiter::Request(request) => self.refuse(*request, failure),
                 Waiter::Serve(_, reply) => drop(reply.send(Some(failure))),
                 Waiter::Resolve(_, reply) => drop(reply.send(self.listed(Some(failure)))),
-                Waiter::Static(module) => self.modules.push(module),
-                Waiter::Kept(adapter) => self.returning.push(adapter),
+                Waiter::Static(_) | Waiter::Kept(_) => self.to_start.push(waiter),
                 Waiter::Call(call) => calls.push(call),
             }
         }
@@ -279,10 +275,9 @@ impl Engine {
                 Err(failure) => drop(reply.send(Some(failure))),
             },
             (AdapterCall::Remove(name, reply), None) => {
-                let listed = self.modules.len() + self.returning.len();
-                self.modules.retain(|module| module.name != name);
-                self.returning.retain(|adapter| adapter.name != name);
-                let is_listed = self.modules.len() + self.returning.len() < listed;
+                let listed = self.to_start.len();
+                self.to_start.retain(|waiter| waiter.to_serve().is_none_or(|adapter| adapter.name != name));
+                let is_listed = self.to_start.len() < listed;
                 let is_known = self.adapters.remove(&name) || is_listed;
                 if is_known {
                     self.keep_adapters();

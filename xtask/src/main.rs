@@ -1,5 +1,6 @@
 //! Chores, as `cargo xtask <chore>`.
 
+mod charts;
 mod docs;
 mod gpu_compare;
 mod models;
@@ -15,6 +16,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
+    /// Draw the charts of README and docs/benchmarks.md from docs/results
+    Charts,
     /// Write the pages that are made from the code: docs/api.md, docs/configuration.md and docs/metrics.md
     Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
@@ -33,6 +36,7 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Chore::parse() {
+        Chore::Charts => charts::run(&root()),
         Chore::Docs => docs::run(&root()),
         Chore::GpuCompare(args) => gpu_compare::run(&args),
         Chore::Models => models::run(&root()),

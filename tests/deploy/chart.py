@@ -5,6 +5,7 @@ Usage: chart.py ROOT [--write]. --write renews the golden files. Prints every ca
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -56,6 +57,53 @@ CASES = {
         "cache": {"persistence": {"enabled": True}},
         "autoscaling": {"enabled": True},
         "metrics": {"podMonitor": {"enabled": True}, "scrapeAnnotations": True},
+    },
+    # Every switch that goes with the others.
+    "everything": {
+        "replicaCount": 3,
+        "nameOverride": "llm",
+        "fullnameOverride": "chat-quire",
+        "image": {"repository": "registry.example.com/quire", "tag": "1", "pullSecrets": [{"name": "registry"}]},
+        "model": {"path": "team/llama", "servedNames": ["llama"], "fetch": {"resources": {"limits": {"cpu": 1}}}},
+        "cache": {"existingClaim": "models"},
+        "huggingFace": {"existingSecret": "hub", "endpoint": "https://hub.example.com", "offline": True},
+        "apiKey": {"existingSecret": "keys"},
+        "engine": {
+            "kind": "StatefulSet", "gpus": 4, "tensorParallelSize": 2, "pipelineParallelSize": 2,
+            "apiServerCount": 2, "logFormat": "text", "shutdownTimeout": 300, "preStopSeconds": 25,
+            "extraFlags": ["--max-model-len=16k", "--lora-modules={\"name\": \"a\", \"path\": \"/models/a\"}"],
+            "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"},
+                         {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+            "kernelCache": "/tmp/kernels", "sharedMemory": "8Gi",
+            "resources": {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
+            "podLabels": {"team": "a"}, "podAnnotations": {"sidecar.istio.io/inject": "false"},
+            "nodeSelector": {"pool": "gpu"},
+            "tolerations": [{"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}],
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "kubernetes.io/hostname",
+                 "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "llm"}}}]}},
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "priorityClassName": "serving", "runtimeClassName": "nvidia",
+            "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+            "updateStrategy": {"type": "OnDelete"},
+            "probes": {"startup": {"failureThreshold": 720, "initialDelaySeconds": 10}},
+        },
+        "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
+        "ingress": {"enabled": True, "className": "nginx", "annotations": {"c": "d"},
+                    "hosts": [{"host": "llm.example.com", "path": "/v1"}, {"host": "b.example.com"}],
+                    "tls": [{"hosts": ["llm.example.com"], "secretName": "tls"}]},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway", "sectionName": "https"}],
+                      "hostnames": ["llm.example.com"], "requestTimeout": "1h"},
+        "podDisruptionBudget": {"maxUnavailable": "34%"},
+        "autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 8},
+        "metrics": {"scrapeAnnotations": True, "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+                    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+                    "dashboards": {"enabled": True}},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}],
+                          "egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"port": 443}]}]},
+        "serviceAccount": {"create": False, "name": "engines"},
+        "tests": {"maxTokens": 1},
     },
     "keda": {"keda": {"enabled": True}, "cache": {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]}},
              "replicaCount": 2},
@@ -130,6 +178,41 @@ REFUSED = [
     ({"gateway": {"replicas": 1}, "model": {"fetch": {"enabled": False}}}, "take a folder"),
     ({"ingress": {"enabled": True}}, "name at least one host"),
     ({"httpRoute": {"enabled": True}}, "name the Gateway"),
+    ({"engine": {"extraFlags": ["--port=9000"]}}, "use service.port"),
+    ({"engine": {"extraFlags": ["-tp", "2"]}}, "use engine.tensorParallelSize"),
+    ({"engine": {"extraFlags": ["--max-model-len 16k"]}}, 'use "--max-model-len=16k"'),
+    ({"gateway": {"replicas": 1, "extraFlags": ["--api-key=a"]}}, "use apiKey.existingSecret"),
+    ({"gateway": {"replicas": 2}, "metrics": {"scrapeAnnotations": True}}, "use metrics.podMonitor"),
+    ({"engine": {"gpus": 2, "resources": {"limits": {"nvidia.com/gpu": 4}}}}, "engine.gpus sets it"),
+    ({"engine": {"nodes": 2, "updateStrategy": {"type": "Recreate"}}}, "is none of a LeaderWorkerSet"),
+    ({"autoscaling": {"minReplicas": 5, "maxReplicas": 2}}, "is more than autoscaling.maxReplicas 2"),
+    ({"cache": {"existingClaim": "a", "persistence": {"enabled": True}}}, "two volumes"),
+    ({"model": {"path": "a"}}, "set cache.existingClaim"),
+    ({"model": {"name": "a/b"}, "huggingFace": {"offline": True}}, "set cache.existingClaim"),
+    ({"model": {"revision": "main"}}, "set model.name"),
+    # Several mistakes are told at once.
+    ({"replicas": 2, "modle": {}, "engine": {"gpu": 1, "shutdownTimeout": "30s"}}, "'modle'"),
+    ({"replicas": 2, "modle": {}, "engine": {"gpu": 1, "shutdownTimeout": "30s"}}, "'gpu'"),
+    ({"replicas": 2, "modle": {}, "engine": {"gpu": 1, "shutdownTimeout": "30s"}}, "got string, want integer"),
+    ({"engine": None}, "missing property 'engine'"),
+    ({"model": "a/b"}, "got string, want object"),
+    ({"model": {"name": "a/b --seed 1"}}, "/model/name"),
+    ({"model": {"path": "../a"}}, "/model/path"),
+    ({"huggingFace": {"token": "a"}}, "'token' not allowed"),
+    ({"nameOverride": "Upper_Case"}, "/nameOverride"),
+    ({"image": {"pullSecrets": [{}]}}, "missing property 'name'"),
+    ({"engine": {"resources": {"limit": {"cpu": 1}}}}, "'limit'"),
+    ({"engine": {"tolerations": [{"kye": "a"}]}}, "'kye'"),
+    ({"engine": {"affinity": {"podAffinty": {}}}}, "'podAffinty'"),
+    ({"engine": {"topologySpreadConstraints": [{"maxSkew": 1}]}}, "'topologyKey'"),
+    ({"engine": {"extraEnv": [{"name": "A", "value": 1}]}}, "/engine/extraEnv/0/value"),
+    ({"engine": {"extraVolumes": [{"name": "a", "emptydir": {}}]}}, "'emptydir'"),
+    ({"engine": {"probes": {"startup": {"periodSecond": 1}}}}, "'periodSecond'"),
+    ({"podSecurityContext": {"runAsNonRoot": "yes"}}, "/podSecurityContext/runAsNonRoot"),
+    ({"securityContext": {"runAsUsr": 1}}, "'runAsUsr'"),
+    ({"podDisruptionBudget": {"maxUnavailable": "none"}}, "/podDisruptionBudget/maxUnavailable"),
+    ({"networkPolicy": {"from": [{"podselector": {}}]}}, "'podselector'"),
+    ({"httpRoute": {"parentRefs": [{"nam": "a"}]}}, "'nam'"),
     ({"replicas": 2}, "replicas"),
     ({"engine": {"gpu": 1}}, "gpu"),
     ({"engine": {"gpus": "1"}}, "gpus"),
@@ -149,6 +232,10 @@ def main():
     for name, flags in FLAGS.items():
         words = [word for pod in pods(cases[name]) for word in pod["spec"]["containers"][0]["args"]]
         assert set(flags) <= set(words), f"{name}: {words}"
+    for name, objects in cases.items():
+        has_time_to_drain(name, objects)
+    series_are_kept_once(cases["gateways"])
+    alerts_know_the_job(cases["everything"])
     for values, expected in REFUSED:
         refuse(chart, values, expected)
     golden("default", cases["default"])
@@ -157,10 +244,10 @@ def main():
 
 
 def render(chart, values):
-    chart.validate_schema(values)
     files = chart.render(values, name="chat", namespace="llm")
     notes = next(text for name, text in files.items() if name.endswith("NOTES.txt"))
-    assert "http://chat-quire.llm:80/v1" in notes and "helm test chat -n llm" in notes, notes
+    port = values.get("service", {}).get("port", 80)
+    assert f"http://chat-quire.llm:{port}/v1" in notes and "helm test chat -n llm" in notes, notes
     texts = (text for name, text in sorted(files.items()) if name.endswith(".yaml"))
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
 
@@ -173,6 +260,43 @@ def pods(objects):
         for template in filter(None, [template, templates.get("leaderTemplate"), templates.get("workerTemplate")]):
             metadata = {"name": it["metadata"]["name"], **template["metadata"]}
             yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def has_time_to_drain(name, objects):
+    """A pod is killed only after it has left its Service and its requests had their time."""
+    for pod in pods(objects):
+        for container in pod["spec"]["containers"]:
+            words = " ".join(container["args"])
+            waits = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            drains = re.search(r"--shutdown-timeout=(\d+)", words)
+            needed = waits + int(drains.group(1)) + 5 if drains and "--headless" not in words else waits
+            assert pod["spec"]["terminationGracePeriodSeconds"] >= needed, f"{name}: {pod['metadata']['name']}"
+
+
+def series_are_kept_once(objects):
+    """Of several gateways all series of their own are kept, and those of the engine behind them once."""
+    monitor = next(it for it in objects if it["kind"] == "PodMonitor")
+    (rule,) = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    keeps = lambda gateway, series: bool(re.fullmatch(rule["regex"], f"chat-quire-gateway-{gateway};{series}"))
+    rows = re.findall(r"^\| `(\S+)` \| (\w+) .*\| ([\w, ]+) \|$", (ROOT / "docs/metrics.md").read_text(), re.M)
+    assert len(rows) > 60, rows
+    for series, kind, process in rows:
+        series += "_bucket" if kind == "histogram" else ""
+        # Of each process as the gateway sees it.
+        is_its_own = process == "gateway" and series != "quire:process_ready"
+        assert keeps(0, series), series
+        assert keeps(1, series) == is_its_own, f"{series} of {process}: kept {keeps(1, series)}"
+
+
+def alerts_know_the_job(objects):
+    """The job of a monitor is the label that it takes it from, and alerts ask for it."""
+    (rules,) = (it["spec"] for it in objects if it["kind"] == "PrometheusRule")
+    (service,) = (it for it in objects if it["kind"] == "Service" and it["metadata"]["name"] == "chat-quire")
+    (monitor,) = (it["spec"] for it in objects if it["kind"] == "ServiceMonitor")
+    job = service["metadata"]["labels"][monitor["jobLabel"]]
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    asked = {name for text in expressions for name in re.findall(r'job="([^"]*)"', text)}
+    assert asked == {job}, f"{asked}, {job}"
 
 
 def validate(name, objects):

@@ -30,6 +30,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.gateway.replicas }}gateway{{ else }}engine{{ end }}
 {{- end }}
 
+{{/* Of pods that serve HTTP, for a Prometheus without the operator. */}}
+{{- define "quire.scrapeAnnotations" -}}
+{{- if .Values.metrics.scrapeAnnotations -}}
+prometheus.io/scrape: "true"
+prometheus.io/port: "8000"
+prometheus.io/path: /metrics
+{{- end }}
+{{- end }}
+
 {{- define "quire.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "quire.fullname" .) .Values.serviceAccount.name }}

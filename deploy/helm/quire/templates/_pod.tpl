@@ -5,7 +5,7 @@
 metadata:
   labels: {{- include "quire.labels" . | nindent 4 }}
     app.kubernetes.io/component: {{ ternary "engine-node" "engine" $node }}
-    {{- if not $node }}
+    {{- if not (or $node .Values.gateway.replicas) }}
     # Endpoint pickers read vLLM's metric names of this pod.
     llm-d.ai/engine-type: vllm
     inference.networking.k8s.io/engine-type: vllm
@@ -15,10 +15,8 @@ metadata:
     {{- end }}
   annotations:
     kubectl.kubernetes.io/default-container: {{ ternary "scheduler" "quire" (gt (int .Values.gateway.replicas) 0) }}
-    {{- if and .Values.metrics.scrapeAnnotations (not $node) }}
-    prometheus.io/scrape: "true"
-    prometheus.io/port: "8000"
-    prometheus.io/path: /metrics
+    {{- if not (or $node .Values.gateway.replicas) }}
+    {{- include "quire.scrapeAnnotations" . | nindent 4 }}
     {{- end }}
     {{- with .Values.engine.podAnnotations }}
     {{- toYaml . | nindent 4 }}

@@ -81,6 +81,8 @@ service_kit::metrics! {
 
 const LOCAL_COMPUTE: Source = Source { source: "local_compute" };
 const LOCAL_CACHE_HIT: Source = Source { source: "local_cache_hit" };
+/// Always 0, as no cache outside the engine can be attached; panels that add up all sources ask for it.
+const EXTERNAL_KV_TRANSFER: Source = Source { source: "external_kv_transfer" };
 /// The prefix cache lies in the device's memory alone.
 const DEVICE: Source = Source { source: "device" };
 
@@ -230,7 +232,7 @@ impl EngineTable {
         for reason in ["stop", "length", "abort", "error", "repetition"] {
             drop(table.finished.get_or_create(&Finished { finished_reason: reason }));
         }
-        for source in [LOCAL_COMPUTE, LOCAL_CACHE_HIT] {
+        for source in [LOCAL_COMPUTE, LOCAL_CACHE_HIT, EXTERNAL_KV_TRANSFER] {
             drop(table.prompt_tokens_by_source.get_or_create(&source));
         }
         drop(table.prompt_tokens_cached_by_source.get_or_create(&DEVICE));

@@ -16,7 +16,7 @@ rm -f "$folder/sum.txt"
 export QUIRE_TEST_DEVICE=cuda
 
 one() {
-    local rc=0 whose= out="$3/$1-${5//::/-}.txt"
+    local rc=0 whose="" out="$3/$1-${5//::/-}.txt"
     timeout -k 2 "$4" compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 10000 "$2" --exact "$5" --test-threads 1 > "$out" 2>&1 || rc=$?
     if [ "$rc" = 9 ] && grep -q 'test result: ok' "$out" && ! grep -E 'Error: |and (Read|Write) access' "$out" | grep -qv nvjet; then
         rc=0 whose=' (races in nvjet)'

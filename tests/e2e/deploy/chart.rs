@@ -14,7 +14,7 @@ use super::{
 
 /// Values, objects and refusals are in tests/deploy/chart.py.
 fn rendered() -> anyhow::Result<Value> {
-    let python = tools::python(&["helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0"])?;
+    let python = tools::python()?;
     let models = ["gateway-api", "keda", "prometheus-operator"].map(|name| format!("@kubernetes-models/{name}"));
     tools::node(&root().join("tests/deploy/crds.mjs"), &models.each_ref().map(String::as_str))?;
     let folder = tempfile::tempdir()?;

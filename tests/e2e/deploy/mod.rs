@@ -1,12 +1,15 @@
 //! What lies under deploy/: rendered, run and looked at as its users would.
 
 mod chart;
+mod compose;
 mod containers;
 mod hosts;
+mod linters;
 mod machines;
 mod monitoring;
 mod namespaces;
 mod networks;
+mod of_vllm;
 mod pods;
 mod proxies;
 mod slurm;

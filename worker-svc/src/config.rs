@@ -156,6 +156,11 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub lora_dtype: Precision,
 
+    /// Give each of --max-loras room for an embedding and a head in place of the model's, for adapters with
+    /// modules_to_save
+    #[arg(long)]
+    pub enable_lora_modules_to_save: bool,
+
     /// Do not use CUDA graphs: launch every step kernel by kernel
     #[arg(long)]
     pub enforce_eager: bool,
@@ -329,6 +334,7 @@ impl Args {
             setting("--max-loras", self.lora.slots().to_string()),
             setting("--max-lora-rank", self.max_lora_rank.to_string()),
             setting("--lora-dtype", word(self.lora_dtype)),
+            setting("--enable-lora-modules-to-save", self.enable_lora_modules_to_save.to_string()),
             setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
             setting("--cudagraph-capture-sizes", format!("{:?}", self.capture_sizes())),
         ];
@@ -350,7 +356,8 @@ impl Args {
     fn lora_options(&self) -> Option<LoraOptions> {
         let dtype = dtype(self.lora_dtype);
         let (slots, max_rank) = (self.lora.slots() as usize, self.max_lora_rank as usize);
-        self.lora.enable_lora.then_some(LoraOptions { slots, max_rank, dtype })
+        let saved_modules = self.enable_lora_modules_to_save;
+        self.lora.enable_lora.then_some(LoraOptions { slots, max_rank, dtype, saved_modules })
     }
 
     /// The model loader's part of the flags.

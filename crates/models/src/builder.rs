@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use kernels::ops::{LoraSite, Matrix, MatrixUse, Norm, RelativeBias, Rope};
+use kernels::ops::{LoraSite, Matrix, MatrixUse, Norm, RelativeBias, Rope, SavedSite};
 use model_spec::{AttentionSpec, ModelSpec, NormScale, NormSpec, Position, RopeSpec};
 
 use crate::error::LoadError;
 use crate::linear::{Linear, Split};
-use crate::lora::{LoraLayer, Projection};
+use crate::lora::{LoraForm, LoraLayer, Projection, SavedLayer};
 use crate::tp::Shard;
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
 
@@ -21,8 +21,10 @@ pub(crate) struct Builder<'a> {
     pub ropes: Vec<(RopeSpec, Rope)>,
     /// The biases by distance, once a layer asked for them: all layers share one table.
     pub relative: Option<RelativeBias>,
-    /// The linear layers so far that take adapters.
+    /// The layers so far that take adapters.
     pub lora: Vec<LoraLayer>,
+    /// The modules so far that adapters may have in place of the model's.
+    pub saved: Vec<SavedLayer>,
 }
 
 /// What a rank holds of a layer's parameter: `range` of its `total` output rows, or input columns.
@@ -97,23 +99,39 @@ impl Builder<'_> {
             }
             false => None,
         };
-        Ok(Linear::new(matrix, bias, split).with_adapters(self.lora_site(parts)))
+        let inside = parts.iter().all(|part| matches!(part.id, ParamId::Layer(..)));
+        let lora = if inside { self.lora_site(LoraForm::Linear, parts, 0) } else { None };
+        Ok(Linear::new(matrix, bias, split).with_adapters(lora))
     }
 
-    /// Room for the adapters of a linear layer inside the model's layers, where there are to be any.
-    fn lora_site(&mut self, parts: &[LinearPart]) -> Option<LoraSite> {
-        let inside = parts.iter().all(|part| matches!(part.id, ParamId::Layer(..)));
-        let inputs = parts.first().filter(|_| inside)?.cols.len();
-        let outputs: Vec<usize> = parts.iter().map(|part| part.rows.len()).collect();
-        let site = self.store.lora_site(inputs, &outputs)?;
-        let projection = |part: &LinearPart| Projection {
+    /// Room for the adapters of a layer, where there are to be any. `pad_rows` are this rank's after those of the last
+    /// part.
+    pub(crate) fn lora_site(&mut self, form: LoraForm, parts: &[LinearPart], pad_rows: usize) -> Option<LoraSite> {
+        let mut projections: Vec<Projection> = parts.iter().map(|part| self.projection_of(part)).collect();
+        projections.last_mut()?.pad_rows = pad_rows;
+        let outputs: Vec<usize> = projections.iter().map(|part| part.rows.len() + part.pad_rows).collect();
+        let site = self.store.lora_site(projections[0].cols.len(), &outputs)?;
+        self.lora.push(LoraLayer { form, site, projections });
+        Some(site)
+    }
+
+    /// Room for matrices that adapters have in place of one, where there are to be any; then `pad_rows` rows.
+    pub(crate) fn saved_site(&mut self, form: LoraForm, part: &LinearPart, pad_rows: usize) -> Option<SavedSite> {
+        let matrix = Projection { pad_rows, ..self.projection_of(part) };
+        let site = self.store.saved_site(part.rows.len() + pad_rows, part.cols.len())?;
+        self.saved.push(SavedLayer { form, site, matrix });
+        Some(site)
+    }
+
+    /// What a rank holds of a part, as adapters' files see it.
+    fn projection_of(&self, part: &LinearPart) -> Projection {
+        Projection {
             location: (self.names)(part.id, ParamKind::Weight),
             shape: part.shape,
             rows: part.rows.clone(),
             cols: part.cols.clone(),
-        };
-        self.lora.push(LoraLayer { site, projections: parts.iter().map(projection).collect() });
-        Some(site)
+            pad_rows: 0,
+        }
     }
 
     /// The matrix of a linear layer, or of one in a group.

@@ -4,7 +4,8 @@
 //! an adapter's delta) and what sums it over tensor-parallel ranks belongs to the layer, too.
 
 use kernels::ops::{
-    Act, Activation, Backend, Epilogue, ExpertRouting, GatedExperts, HeadColumns, LoraSite, Matrix, MatrixGroup, Vector,
+    Act, Activation, Backend, Epilogue, ExpertRouting, GatedExperts, HeadColumns, LoraSite, Matrix, MatrixGroup,
+    SavedSite, Vector,
 };
 
 use crate::error::ForwardError;
@@ -18,6 +19,8 @@ pub(crate) struct Linear {
     split: Split,
     /// Where its adapters are, if it takes some.
     lora: Option<LoraSite>,
+    /// Where matrices of adapters in its place are, if it takes some.
+    saved: Option<SavedSite>,
 }
 
 /// How a layer's matrix is divided over the ranks of a tensor-parallel group.
@@ -32,7 +35,7 @@ pub(crate) enum Split {
 impl Linear {
     /// `bias` is `[out_features]`; of a layer that is split by inputs, one rank has it.
     pub(crate) fn new(matrix: Matrix, bias: Option<Vector>, split: Split) -> Self {
-        Self { matrix, bias, split, lora: None }
+        Self { matrix, bias, split, lora: None, saved: None }
     }
 
     /// With adapters. Of a layer that is split by inputs, each rank adds its term of their deltas.
@@ -40,10 +43,18 @@ impl Linear {
         Self { lora, ..self }
     }
 
+    /// With matrices of adapters in its place. It has no bias, and its products are stored.
+    pub(crate) fn with_saved(self, saved: Option<SavedSite>) -> Self {
+        Self { saved, ..self }
+    }
+
     /// This rank's product of rows `input` `[rows, in_features]`, stored to `out` `[rows, out_features]` or added to
     /// it.
     pub(crate) fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.matrix, self.bias, epilogue, out);
+        if let Some(site) = self.saved {
+            backend.saved_matmul(input, site, out);
+        }
         if let Some(site) = self.lora {
             backend.lora(input, site, out);
         }

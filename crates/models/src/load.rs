@@ -14,7 +14,7 @@ use crate::activations::Buffers;
 use crate::arch::{self, Description};
 use crate::device::Device;
 use crate::error::LoadError;
-use crate::lora::LoraOptions;
+use crate::lora::{LoraForm, LoraLayer, LoraOptions};
 use crate::model::Model;
 use crate::network::{self, Network, Parts};
 use crate::placement::{Placement, Stage};
@@ -343,19 +343,20 @@ fn stage_layers(
     stage.layers_of(&(0..count).map(bytes).collect::<Result<Vec<u64>, LoadError>>()?)
 }
 
-/// Where the matrices of layers lie that take adapters, but are not among `layers`.
+/// The projections that take adapters, but are of other layers than `layers`.
 fn adapted_elsewhere(
     spec: &ModelSpec,
     names: &Names,
     shard: Shard,
     layers: &Range<usize>,
     weights: &dyn Weights,
-) -> Result<Vec<TensorLocation>, LoadError> {
+) -> Result<Vec<(LoraForm, TensorLocation)>, LoadError> {
     let mut found = Vec::new();
     for others in [0..layers.start, layers.end..spec.layers.len()].into_iter().filter(|others| !others.is_empty()) {
         let built = network::build(spec, names, shard, others, &mut Measure::adapted(weights))?;
-        let projections = built.lora.into_iter().flat_map(|layer| layer.projections);
-        found.extend(projections.map(|projection| projection.location));
+        for LoraLayer { form, projections, .. } in built.lora {
+            found.extend(projections.into_iter().map(|projection| (form, projection.location)));
+        }
     }
     Ok(found)
 }

@@ -574,4 +574,43 @@ impl ops::Lora for CudaBackend {
         let (x, out) = (self.acts.view(x), self.acts.view(out));
         self.lora.add_deltas(&mut self.device, x, site.0, out);
     }
+
+    fn lora_embed(&mut self, site: ops::LoraSite, entries: ops::Entries, out: Act) {
+        if !self.lora.is_active() {
+            return;
+        }
+        self.append(Op::Opaque("lora_embed"));
+        let out = self.acts.view(out);
+        self.lora.add_entries(&mut self.device, self.batch.pointers.tokens, site.0, entries, out);
+    }
+
+    fn new_saved_site(&mut self, shape: ops::SavedShape) -> ops::SavedSite {
+        self.device.bind();
+        ops::SavedSite(self.lora.saved.add(&mut self.device, shape))
+    }
+
+    fn write_saved(&mut self, site: ops::SavedSite, slot: u32, matrix: Option<ops::PlainElements<'_>>) {
+        self.device.bind();
+        let target = LoraTarget { site: site.0, slot };
+        self.lora.saved.write(&mut self.device, &mut self.staging, target, matrix);
+    }
+
+    fn saved_matmul(&mut self, x: Act, site: ops::SavedSite, out: Act) {
+        if !self.lora.is_active() {
+            return;
+        }
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        self.append(Op::Opaque("saved_matmul"));
+        let rows = [self.acts.view(x), self.acts.view(out)];
+        self.lora.saved.matmul(&mut self.device, self.lora.slots(), site.0, rows);
+    }
+
+    fn saved_embed(&mut self, site: ops::SavedSite, entries: ops::Entries, out: Act) {
+        if !self.lora.is_active() {
+            return;
+        }
+        self.append(Op::Opaque("saved_embed"));
+        let (out, of_rows) = (self.acts.view(out), [self.lora.slots(), self.batch.pointers.tokens]);
+        self.lora.saved.embed(&mut self.device, of_rows, site.0, entries, out);
+    }
 }

@@ -209,7 +209,7 @@ impl Ops for CpuBackend {
         self.slots.resolve(&mut self.batch.tokens);
         self.angles.begin();
         self.acts.begin(self.batch.rows());
-        self.lora.begin(&self.batch);
+        self.lora.rows.begin(&self.batch);
         self.pool.set_in_pass(true);
     }
 
@@ -489,17 +489,49 @@ impl ops::Lora for CpuBackend {
     }
 
     fn set_adapters(&mut self, slots: &[Option<u32>]) {
-        self.lora.set(slots);
+        self.lora.rows.set(slots);
     }
 
     fn select_adapters(&mut self, selection: RowSelection<'_>) {
-        self.lora.select(selection.rows);
+        self.lora.rows.select(selection.rows);
     }
 
     fn lora(&mut self, x: Act, site: ops::LoraSite, out: Act) {
         assert_ne!(x, out, "a delta cannot overwrite its input");
         let (x, out) = (self.acts.view(x), self.acts.view(out));
-        self.lora.add_deltas(&mut self.pool, x, site.0, out);
+        self.lora.add_deltas(self.isa, &mut self.pool, x, site.0, out);
+    }
+
+    fn lora_embed(&mut self, site: ops::LoraSite, entries: ops::Entries, out: Act) {
+        let (tokens, out) = (lora::Tokens { rows: &self.batch.tokens, entries }, self.acts.view(out));
+        self.lora.add_entries(self.isa, &mut self.pool, site.0, tokens, out);
+    }
+
+    fn new_saved_site(&mut self, shape: ops::SavedShape) -> ops::SavedSite {
+        ops::SavedSite(self.lora.saved.add(shape))
+    }
+
+    fn write_saved(&mut self, site: ops::SavedSite, slot: u32, matrix: Option<ops::PlainElements<'_>>) {
+        self.lora.saved.write(&mut self.pool, site.0, slot, matrix);
+    }
+
+    fn saved_matmul(&mut self, x: Act, site: ops::SavedSite, out: Act) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        let (x, out) = (self.acts.view(x), self.acts.view(out));
+        if self.lora.rows.is_empty() {
+            return;
+        }
+        let products = self.lora.saved.products(&self.lora.rows, site.0, x, out);
+        // SAFETY: the two buffers differ (checked) and hold these rows, each of one slot; `&mut self` keeps everybody
+        // else away.
+        unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
+    }
+
+    fn saved_embed(&mut self, site: ops::SavedSite, entries: ops::Entries, out: Act) {
+        let (tokens, out) = (lora::Tokens { rows: &self.batch.tokens, entries }, self.acts.view(out));
+        if !self.lora.rows.is_empty() {
+            self.lora.saved.embed(&mut self.pool, &self.lora.rows, site.0, tokens, out);
+        }
     }
 }
 

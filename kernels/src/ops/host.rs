@@ -9,6 +9,8 @@ mod grouped;
 pub use blocks::{BlockShape, GgmlBlocks, GgmlType};
 pub use grouped::{CodeBits, ColumnOrder, GroupedCodes, GroupedFormat, Levels, Zeros};
 
+use half::{bf16, f16};
+
 use super::DType;
 
 /// A matrix `[rows, cols]`, row-major, as it is stored.
@@ -42,6 +44,18 @@ pub struct PlainElements<'a> {
     pub dtype: DType,
     /// `rows * cols * dtype.size()` bytes.
     pub bytes: &'a [u8],
+}
+
+impl PlainElements<'_> {
+    /// All elements as f32, which holds each of the types exactly.
+    pub fn widened(&self) -> Vec<f32> {
+        let bytes = self.bytes;
+        match self.dtype {
+            DType::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            DType::Bf16 => bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
+            DType::F16 => bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
+        }
+    }
 }
 
 /// Codes of [`crate::e4m3`], none of them NaN, and the scales they are multiplied by.

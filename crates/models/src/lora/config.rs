@@ -9,11 +9,10 @@ use super::AdapterError;
 
 /// Fields that change what an adapter computes, and what to do instead. They are unused where absent, null, false,
 /// empty or this text.
-const UNSUPPORTED: [(&str, &str, &str); 12] = [
+const UNSUPPORTED: [(&str, &str, &str); 11] = [
     ("use_dora", "", "merge a DoRA adapter into its model"),
     ("bias", "none", "train without biases, or merge the adapter into its model"),
     ("lora_bias", "", "train without biases, or merge the adapter into its model"),
-    ("modules_to_save", "", "merge the adapter into its model, which gets its embeddings and head"),
     ("target_parameters", "", "only linear modules are adapted; merge the adapter into its model"),
     ("trainable_token_indices", "", "merge the adapter into its model"),
     ("layer_replication", "", "serve the model that the replication gives"),
@@ -155,12 +154,9 @@ mod tests {
             read.map(|_| ()).map_err(|error| error.to_string())
         };
         assert_eq!(read("use_dora", json!(false)), Ok(()));
-        for (field, value) in [
-            ("use_dora", json!(true)),
-            ("bias", json!("all")),
-            ("modules_to_save", json!(["lm_head"])),
-            ("layer_replication", json!([[0, 2]])),
-        ] {
+        for (field, value) in
+            [("use_dora", json!(true)), ("bias", json!("all")), ("layer_replication", json!([[0, 2]]))]
+        {
             assert!(read(field, value).unwrap_err().contains(field));
         }
     }

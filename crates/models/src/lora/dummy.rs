@@ -2,12 +2,12 @@
 
 use kernels::ops::DType;
 
-use super::{Adapter, AdapterLayout, Delta, Numbers, Projection};
+use super::{Adapter, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection};
 use crate::weights::{Dummy, Role, Slice, TensorLocation};
 
 impl AdapterLayout {
-    /// An adapter of the highest rank for every layer, of numbers that depend on `name` and `seed` alone: each rank
-    /// makes its own slices of it.
+    /// An adapter of the highest rank for every linear layer but the head, as PEFT's `all-linear`, of numbers that
+    /// depend on `name` and `seed` alone: each rank makes its own slices of it.
     pub fn dummy(&self, name: &str, seed: u64) -> Adapter {
         let dummy = Dummy { seed, dtype: DType::F32, stored: None, threads: 1 };
         let delta = |projection: &Projection| {
@@ -23,9 +23,13 @@ impl AdapterLayout {
                 b: numbers("lora_B", [outputs, rank], projection.rows.clone(), 0..rank),
             }
         };
-        let layer = |projections: &Vec<Projection>| projections.iter().map(|one| Some(delta(one))).collect();
-        let layers = self.layers.iter().map(|found| layer(&found.projections)).collect();
-        Adapter { layers, fingerprint: format!("random {seed}") }
+        let layer = |LoraLayer { form, projections, .. }: &LoraLayer| match form {
+            LoraForm::Linear => projections.iter().map(|one| Some(delta(one))).collect(),
+            LoraForm::Head | LoraForm::Embedding => Vec::new(),
+        };
+        let layers = self.layers.iter().map(layer).collect();
+        let saved = self.saved.iter().map(|_| None).collect();
+        Adapter { layers, saved, fingerprint: format!("random {seed}") }
     }
 }
 
@@ -35,19 +39,19 @@ mod tests {
 
     use kernels::ops::LoraSite;
 
-    use super::super::LoraLayer;
     use super::*;
 
     /// The rows and columns of a `[6, 8]` projection that a rank has of the adapter `name`.
     fn of(name: &str, rows: Range<usize>, cols: Range<usize>) -> (Vec<f32>, Vec<f32>) {
         let location = TensorLocation::from("layer.weight".to_owned());
-        let projections = vec![Projection { location, shape: [6, 8], rows, cols }];
-        let layers = vec![LoraLayer { site: LoraSite(0), projections }];
-        let layout = AdapterLayout { layers, elsewhere: Vec::new(), max_rank: 4, dtype: DType::F32 };
+        let projections = vec![Projection { location, shape: [6, 8], rows, cols, pad_rows: 0 }];
+        let layers = vec![LoraLayer { form: LoraForm::Linear, site: LoraSite(0), projections }];
+        let (saved, elsewhere) = (Vec::new(), Vec::new());
+        let layout = AdapterLayout { layers, saved, elsewhere, max_rank: 4, dtype: DType::F32, saves: false };
         let mut adapter = layout.dummy(name, 1);
         let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
         assert_eq!(rank, 4);
-        (a.widened().into_owned(), b.widened().into_owned())
+        (a.elements().widened(), b.elements().widened())
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Low-rank adapters (LoRA) of a model's linear layers, as PEFT stores them.
+//! Low-rank adapters (LoRA) of a model's linear layers and its embedding, as PEFT stores them, with the embeddings and
+//! heads that were trained beside them.
 //!
 //! A network that was loaded with [`LoraOptions`] has slots for adapters on its device. Its [`AdapterLayout`] reads an
 //! adapter's folder, on any thread, into an [`Adapter`]: this rank's slices of it, checked against the model. The
@@ -7,13 +8,13 @@
 mod config;
 mod dummy;
 mod error;
+mod modules;
 mod numbers;
 mod read;
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use kernels::ops::{DType, LoraSite, LoraWeights};
+use kernels::ops::{Backend, DType, LoraSite, LoraWeights, SavedSite};
 
 pub use self::error::AdapterError;
 use self::numbers::Numbers;
@@ -28,25 +29,52 @@ pub struct LoraOptions {
     pub max_rank: usize,
     /// What the device keeps them in; absent: what is computed in.
     pub dtype: Option<DType>,
+    /// Whether each slot has room for a whole embedding and a whole head, in place of the model's.
+    pub saved_modules: bool,
 }
 
-/// Which linear layers of a network take adapters, and what a rank needs of an adapter.
+/// Which layers of a network take adapters, and what a rank needs of an adapter.
 #[derive(Clone, Debug)]
 pub struct AdapterLayout {
     pub(crate) layers: Vec<LoraLayer>,
-    /// Where the matrices of layers lie that other stages have. These check what adapters have for them.
-    pub(crate) elsewhere: Vec<TensorLocation>,
+    /// The modules that adapters may have in place of the model's; none without room for that.
+    pub(crate) saved: Vec<SavedLayer>,
+    /// Projections that other stages have. These check what adapters have for them.
+    pub(crate) elsewhere: Vec<(LoraForm, TensorLocation)>,
     pub(crate) max_rank: usize,
+    /// Whether slots have room for saved modules, here or in other stages.
+    pub(crate) saves: bool,
     /// What adapters are kept in, on the host as on the device.
     pub(crate) dtype: DType,
 }
 
-/// A linear layer that takes adapters.
+/// What a layer that takes adapters is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LoraForm {
+    /// A linear layer inside the model's layers.
+    Linear,
+    /// The linear layer that gives logits.
+    Head,
+    /// The table of tokens: a linear layer of one-hot inputs.
+    Embedding,
+}
+
+/// A layer that takes adapters.
 #[derive(Clone, Debug)]
 pub(crate) struct LoraLayer {
+    pub form: LoraForm,
     pub site: LoraSite,
     /// The projections that it stacks, in order.
     pub projections: Vec<Projection>,
+}
+
+/// An embedding or a head that adapters may have in place of the model's.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedLayer {
+    pub form: LoraForm,
+    pub site: SavedSite,
+    /// The model's own matrix, a row for each token.
+    pub matrix: Projection,
 }
 
 /// One projection of a layer, as far as this rank has it.
@@ -58,6 +86,8 @@ pub(crate) struct Projection {
     pub shape: [usize; 2],
     pub rows: Range<usize>,
     pub cols: Range<usize>,
+    /// Rows of zeros after those of this rank.
+    pub pad_rows: usize,
 }
 
 /// An adapter on the host: this rank's slices, ready to be copied into a slot.
@@ -65,6 +95,8 @@ pub(crate) struct Projection {
 pub struct Adapter {
     /// By layer of the layout; a layer that the adapter leaves alone is empty.
     layers: Vec<Vec<Option<Delta>>>,
+    /// By module of the layout: a matrix in place of the model's.
+    saved: Vec<Option<Numbers>>,
     fingerprint: String,
 }
 
@@ -78,22 +110,9 @@ struct Delta {
     b: Numbers,
 }
 
-/// A projection's matrices as a device takes them.
-struct Widened<'a> {
-    rank: usize,
-    a: Cow<'a, [f32]>,
-    b: Cow<'a, [f32]>,
-}
-
 impl Delta {
-    fn widened(&self) -> Widened<'_> {
-        Widened { rank: self.rank, a: self.a.widened(), b: self.b.widened() }
-    }
-}
-
-impl Widened<'_> {
     fn weights(&self) -> LoraWeights<'_> {
-        LoraWeights { rank: self.rank, a: &self.a, b: &self.b }
+        LoraWeights { rank: self.rank, a: self.a.elements(), b: self.b.elements() }
     }
 }
 
@@ -105,17 +124,19 @@ impl Adapter {
 
     /// Bytes that it takes on the host.
     pub fn bytes(&self) -> u64 {
-        let deltas = self.layers.iter().flatten().flatten();
-        deltas.map(|delta| delta.a.bytes() + delta.b.bytes()).sum()
+        let deltas = self.layers.iter().flatten().flatten().flat_map(|delta| [&delta.a, &delta.b]);
+        deltas.chain(self.saved.iter().flatten()).map(Numbers::bytes).sum()
     }
 
-    /// What a slot of each layer is to hold.
-    pub(crate) fn write(&self, layout: &AdapterLayout, mut write: impl FnMut(LoraSite, &[Option<LoraWeights<'_>>])) {
+    /// Fills a slot of each layer.
+    pub(crate) fn write(&self, layout: &AdapterLayout, slot: u32, backend: &mut dyn Backend) {
         for (layer, deltas) in layout.layers.iter().zip(&self.layers) {
-            let each = |index: usize| deltas.get(index).and_then(Option::as_ref).map(Delta::widened);
-            let widened: Vec<Option<Widened<'_>>> = (0..layer.projections.len()).map(each).collect();
-            let parts: Vec<_> = widened.iter().map(|part| part.as_ref().map(Widened::weights)).collect();
-            write(layer.site, &parts);
+            let part = |index: usize| deltas.get(index).and_then(Option::as_ref).map(Delta::weights);
+            let parts: Vec<Option<LoraWeights<'_>>> = (0..layer.projections.len()).map(part).collect();
+            backend.write_lora(layer.site, slot, &parts);
+        }
+        for (layer, matrix) in layout.saved.iter().zip(&self.saved) {
+            backend.write_saved(layer.site, slot, matrix.as_ref().map(Numbers::elements));
         }
     }
 }

@@ -1,42 +1,30 @@
 //! An adapter's numbers on the host, in the type that the device keeps them in.
 
-use std::borrow::Cow;
+use kernels::ops::{DType, PlainElements};
 
-use half::{bf16, f16};
-use kernels::ops::DType;
+use crate::weights::narrow;
 
 /// Numbers of one type.
 #[derive(Debug)]
-pub(super) enum Numbers {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-    F16(Vec<f16>),
+pub(super) struct Numbers {
+    dtype: DType,
+    bytes: Vec<u8>,
 }
 
 impl Numbers {
-    /// Rounds to nearest, as the device would: rounding what is rounded changes nothing.
+    /// Rounds to nearest.
     pub(super) fn new(values: Vec<f32>, dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => Self::F32(values),
-            DType::Bf16 => Self::Bf16(values.into_iter().map(bf16::from_f32).collect()),
-            DType::F16 => Self::F16(values.into_iter().map(f16::from_f32).collect()),
-        }
+        let mut bytes = Vec::with_capacity(values.len() * dtype.size());
+        narrow(values.into_iter(), dtype, &mut bytes);
+        Self { dtype, bytes }
     }
 
-    pub(super) fn widened(&self) -> Cow<'_, [f32]> {
-        match self {
-            Self::F32(values) => Cow::Borrowed(values),
-            Self::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
-            Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
-        }
+    pub(super) fn elements(&self) -> PlainElements<'_> {
+        PlainElements { dtype: self.dtype, bytes: &self.bytes }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        (match self {
-            Self::F32(values) => size_of_val(values.as_slice()),
-            Self::Bf16(values) => size_of_val(values.as_slice()),
-            Self::F16(values) => size_of_val(values.as_slice()),
-        }) as u64
+        self.bytes.len() as u64
     }
 }
 
@@ -50,9 +38,9 @@ mod tests {
         for (dtype, bytes) in [(DType::F32, 16), (DType::Bf16, 8), (DType::F16, 8)] {
             let numbers = Numbers::new(values.clone(), dtype);
             assert_eq!(numbers.bytes(), bytes);
-            let once = numbers.widened().into_owned();
+            let once = numbers.elements().widened();
             assert_eq!(once == values, dtype == DType::F32);
-            assert_eq!(Numbers::new(once.clone(), dtype).widened(), once);
+            assert_eq!(Numbers::new(once.clone(), dtype).elements().widened(), once);
         }
     }
 }

@@ -7,24 +7,23 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
-use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraLayer, Numbers, Projection};
-use crate::weights::{OpenFiles, Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
+use super::modules::{Module, is_named, modules};
+use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection, SavedLayer};
+use crate::weights::{Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
 
-/// What PEFT writes before a module's name.
-const PREFIX: &str = "base_model.model.";
-
-/// The two matrices of a module, as the files call them.
-#[derive(Default)]
-struct Pair {
-    a: Option<String>,
-    b: Option<String>,
-}
-
-/// The names of a module's two matrices.
+/// A module's two matrices: names of tensors.
 struct Names<'a> {
     module: &'a str,
+    is_embedding: bool,
     a: &'a str,
     b: &'a str,
+}
+
+impl Names<'_> {
+    /// Whether they are of a layer of this form, whose matrix lies there.
+    fn belong_to(&self, form: LoraForm, location: &TensorLocation) -> bool {
+        form.is_embedding() == self.is_embedding && is_named(&location.tensor, self.module)
+    }
 }
 
 impl AdapterLayout {
@@ -41,29 +40,91 @@ impl AdapterLayout {
         let bytes = contents(&path)?;
         let hash = Sha256::digest(&bytes);
         let files = files_of(&path, bytes).map_err(Box::new)?;
-        let modules = modules(&files)?;
-        if modules.is_empty() {
+        let modules = modules(files.names())?;
+        if !modules.values().any(Module::adapts) {
             return Err(AdapterError::Empty { dir: dir.to_owned() });
         }
         let tensors = Tensors { files: &*files, model: dir, threads: 1 };
-        let mut layers: Vec<Vec<Option<Delta>>> = self.layers.iter().map(|_| Vec::new()).collect();
-        for (module, pair) in &modules {
-            let missing = |name: &Option<String>| {
-                let reason = format!("module {module:?} has one of lora_A and lora_B, but not the other");
-                tensor_error(name.as_deref().unwrap_or(module), reason)
-            };
-            let names = match (&pair.a, &pair.b) {
-                (Some(a), Some(b)) => Names { module, a, b },
-                (a, b) => return Err(missing(if a.is_some() { a } else { b })),
-            };
-            self.add(&names, tensors, &config, &mut layers)?;
-        }
+        let (layers, saved) = (self.layers(&modules, tensors, &config)?, self.saved(&modules, tensors)?);
         // What PyTorch pickled is read from the file once more, piece by piece.
         if path.extension().is_some_and(|extension| extension == "bin") && Sha256::digest(contents(&path)?) != hash {
             return Err(AdapterError::Changed { file: path });
         }
         let both = Sha256::new().chain_update(Sha256::digest(&text)).chain_update(hash).finalize();
-        Ok(Adapter { layers, fingerprint: format!("{both:x}") })
+        Ok(Adapter { layers, saved, fingerprint: format!("{both:x}") })
+    }
+
+    /// What the file has for each layer.
+    fn layers(
+        &self,
+        modules: &BTreeMap<String, Module>,
+        tensors: Tensors<'_>,
+        config: &Config,
+    ) -> Result<Vec<Vec<Option<Delta>>>, AdapterError> {
+        let mut layers: Vec<Vec<Option<Delta>>> = self.layers.iter().map(|_| Vec::new()).collect();
+        for (module, found) in modules {
+            for (is_embedding, pair) in [(false, &found.linear), (true, &found.embedding)] {
+                if let Some([a, b]) = pair.both(module)? {
+                    self.add(&Names { module, is_embedding, a, b }, tensors, config, &mut layers)?;
+                }
+            }
+            if let Some(frozen) = &found.frozen {
+                self.check_vocabulary(module, &tensors.find(frozen).map_err(Box::new)?)?;
+            }
+        }
+        Ok(layers)
+    }
+
+    /// What the file has in place of the model's modules.
+    fn saved(
+        &self,
+        modules: &BTreeMap<String, Module>,
+        tensors: Tensors<'_>,
+    ) -> Result<Vec<Option<Numbers>>, AdapterError> {
+        let mut saved: Vec<Option<Numbers>> = self.saved.iter().map(|_| None).collect();
+        for (module, tensor) in modules.iter().filter_map(|(module, found)| Some((module, found.saved.as_ref()?))) {
+            let tensor = tensors.find(tensor).map_err(Box::new)?;
+            self.check_vocabulary(module, &tensor)?;
+            if !self.saves {
+                let reason = "a matrix in place of the model's needs --enable-lora-modules-to-save, which gives each \
+                              of --max-loras room for an embedding and a head; or merge the adapter into its model";
+                return Err(tensor_error(&tensor.name, reason.to_owned()));
+            }
+            let named = |location: &TensorLocation| is_named(&location.tensor, module);
+            let mut found = self.elsewhere.iter().any(|(_, location)| named(location));
+            for (SavedLayer { form, matrix, .. }, saved) in self.saved.iter().zip(&mut saved) {
+                if named(&matrix.location) {
+                    *saved = Some(self.whole(*form, matrix, &tensor, tensors)?);
+                    found = true;
+                }
+            }
+            if !found {
+                let reason = "a head with a bias cannot be replaced: merge the adapter into its model";
+                return Err(tensor_error(&tensor.name, reason.to_owned()));
+            }
+        }
+        Ok(saved)
+    }
+
+    /// This rank's rows of a matrix in place of the model's.
+    fn whole(
+        &self,
+        form: LoraForm,
+        matrix: &Projection,
+        tensor: &Tensor<'_>,
+        tensors: Tensors<'_>,
+    ) -> Result<Numbers, AdapterError> {
+        let Projection { shape, rows, cols, pad_rows, .. } = matrix;
+        let slice = Slice {
+            location: TensorLocation::from(tensor.name.clone()),
+            shape: shape.to_vec(),
+            rows: rows.clone(),
+            cols: cols.clone(),
+            role: Role::Matrix,
+        };
+        let mut values = numbers(form, tensors, tensor, &slice)?;
+        values.resize(values.len() + pad_rows * cols.len(), 0.0);
+        Ok(Numbers::new(values, self.dtype))
     }
 
     /// Adds a module to the layers that it is a part of.
@@ -75,25 +136,48 @@ impl AdapterLayout {
         layers: &mut [Vec<Option<Delta>>],
     ) -> Result<(), AdapterError> {
         let mut found = false;
-        for (LoraLayer { projections, .. }, deltas) in self.layers.iter().zip(layers) {
+        for (LoraLayer { form, projections, .. }, deltas) in self.layers.iter().zip(layers) {
             for (index, projection) in projections.iter().enumerate() {
-                if !is_named(&projection.location.tensor, names.module) {
+                if !names.belong_to(*form, &projection.location) {
                     continue;
                 }
                 found = true;
                 deltas.resize_with(projections.len(), || None);
-                deltas[index] = Some(self.delta(projection, names, tensors, config)?);
+                deltas[index] = Some(self.delta(*form, projection, names, tensors, config)?);
             }
         }
-        if found || self.elsewhere.iter().any(|location| is_named(&location.tensor, names.module)) {
+        if found || self.elsewhere.iter().any(|(form, location)| names.belong_to(*form, location)) {
             return Ok(());
         }
-        let reason = format!("{:?} is no linear layer of this model that takes adapters", names.module);
+        let kind = if names.is_embedding { "embedding" } else { "linear layer" };
+        let reason = format!("{:?} is no {kind} of this model that takes adapters", names.module);
         Err(tensor_error(names.a, reason))
+    }
+
+    /// Fails where a matrix of an embedding or a head is none of this model's, or has another vocabulary. PEFT writes
+    /// the model's own beside the adapters of embeddings and heads, which do not change it: that one is not read.
+    fn check_vocabulary(&self, module: &str, tensor: &Tensor<'_>) -> Result<(), AdapterError> {
+        let named =
+            |form: LoraForm, location: &TensorLocation| form != LoraForm::Linear && is_named(&location.tensor, module);
+        let mut ours = self.layers.iter().flat_map(|layer| layer.projections.iter().map(|one| (layer.form, one)));
+        if let Some((form, found)) = ours.find(|(form, one)| named(*form, &one.location)) {
+            let [outputs, inputs] = found.shape;
+            let expected = if form.is_embedding() { [inputs, outputs] } else { [outputs, inputs] };
+            return if tensor.shape == expected { Ok(()) } else { Err(misshapen(form, tensor, &expected)) };
+        }
+        if self.elsewhere.iter().any(|(form, location)| named(*form, location)) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{module:?} is no embedding and no head of this model that takes adapters, and other modules cannot be \
+             replaced: merge the adapter into its model"
+        );
+        Err(tensor_error(&tensor.name, reason))
     }
 
     fn delta(
         &self,
+        form: LoraForm,
         projection: &Projection,
         names: &Names<'_>,
         tensors: Tensors<'_>,
@@ -114,8 +198,9 @@ impl AdapterLayout {
         let rows = projection.rows.clone();
         let of_b = Slice { location, shape: vec![outputs, rank], rows, cols: 0..rank, role: Role::Matrix };
         let scale = config.scale(names.module);
-        let (a, mut b) = (numbers(tensors, &a, &of_a)?, numbers(tensors, &b, &of_b)?);
+        let (a, mut b) = (numbers(form, tensors, &a, &of_a)?, numbers(form, tensors, &b, &of_b)?);
         b.iter_mut().for_each(|x| *x *= scale);
+        b.resize(b.len() + projection.pad_rows * rank, 0.0);
         let [a, b] = [a, b].map(|values| Numbers::new(values, self.dtype));
         Ok(Delta { rank, a, b })
     }
@@ -147,38 +232,10 @@ fn contents(file: &Path) -> Result<Vec<u8>, AdapterError> {
     std::fs::read(file).map_err(|source| AdapterError::Read { file: file.to_owned(), source })
 }
 
-/// The modules of an adapter's file, by their names in the model.
-fn modules(files: &OpenFiles) -> Result<BTreeMap<String, Pair>, AdapterError> {
-    let mut modules: BTreeMap<String, Pair> = BTreeMap::new();
-    for tensor in files.names() {
-        let name = tensor.strip_prefix(PREFIX).unwrap_or(tensor);
-        let ends = [".lora_A.weight", ".lora_A.default.weight", ".lora_B.weight", ".lora_B.default.weight"];
-        let found = ends.iter().position(|end| name.ends_with(end));
-        let Some((index, module)) = found.and_then(|index| Some((index, name.strip_suffix(ends[index])?))) else {
-            let reason = "this is no matrix of a linear layer's adapter (lora_A.weight, lora_B.weight); embeddings, \
-                          biases, magnitudes and whole modules cannot be served: merge the adapter into its model";
-            return Err(tensor_error(tensor, reason.to_owned()));
-        };
-        let pair = modules.entry(module.to_owned()).or_default();
-        *(if index < 2 { &mut pair.a } else { &mut pair.b }) = Some(tensor.to_owned());
-    }
-    Ok(modules)
-}
-
-/// Whether a module of an adapter is the one whose matrix a model's files call `tensor`. Either may lack the first
-/// word, where it was saved from a model without its head.
-fn is_named(tensor: &str, module: &str) -> bool {
-    let Some(own) = tensor.strip_suffix(".weight") else { return false };
-    let without_first = |name: &str| name.split_once('.').map(|(_, rest)| rest.to_owned());
-    own == module
-        || without_first(own).is_some_and(|rest| rest == module)
-        || without_first(module).is_some_and(|rest| rest == own)
-}
-
-fn numbers(tensors: Tensors<'_>, tensor: &Tensor<'_>, slice: &Slice) -> Result<Vec<f32>, AdapterError> {
+/// A slice of a tensor's numbers.
+fn numbers(form: LoraForm, tensors: Tensors<'_>, tensor: &Tensor<'_>, slice: &Slice) -> Result<Vec<f32>, AdapterError> {
     if !slice.fits(tensor.shape) {
-        let reason = format!("shape {:?}, but this model needs {:?}", tensor.shape, slice.stored_shape());
-        return Err(tensor_error(&tensor.name, reason));
+        return Err(misshapen(form, tensor, &slice.stored_shape()));
     }
     let dtype = tensor.dtype().map_err(Box::new)?;
     let values = widen(dtype, &tensors.cut(tensor, slice, dtype.size()).map_err(Box::new)?);
@@ -188,6 +245,18 @@ fn numbers(tensors: Tensors<'_>, tensor: &Tensor<'_>, slice: &Slice) -> Result<V
     }
 }
 
-fn tensor_error(tensor: &str, reason: String) -> AdapterError {
+/// A tensor of another shape than the model needs, which has one of its vocabulary's size where it is of an embedding
+/// or a head.
+fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize]) -> AdapterError {
+    let instead = match form {
+        LoraForm::Linear => "",
+        LoraForm::Head | LoraForm::Embedding => {
+            "; an adapter with tokens of its own cannot be served: merge it into the model with that vocabulary"
+        }
+    };
+    tensor_error(&tensor.name, format!("shape {:?}, but this model needs {expected:?}{instead}", tensor.shape))
+}
+
+pub(super) fn tensor_error(tensor: &str, reason: String) -> AdapterError {
     AdapterError::Tensor { tensor: tensor.to_owned(), reason }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Matrix, MatrixUse, Table, Vector};
+use kernels::ops::{Entries, Matrix, MatrixUse, Table, Vector};
 use model_spec::{
     ClassesSpec, DenseSpec, EmbeddingSpec, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, PositionTable, ProjectionSpec,
     Residual, TokenClasses,
@@ -14,6 +14,7 @@ use crate::builder::{Builder, LinearPart};
 use crate::error::LoadError;
 use crate::feed_forward;
 use crate::linear::{Linear, Split};
+use crate::lora::LoraForm;
 use crate::mixer;
 use crate::tp::Shard;
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
@@ -26,7 +27,8 @@ pub(crate) fn build(
     layers: Range<usize>,
     store: &mut dyn Store,
 ) -> Result<Modules, LoadError> {
-    Builder { spec, names, shard, store, ropes: Vec::new(), relative: None, lora: Vec::new() }.modules(layers)
+    let (ropes, lora, saved) = (Vec::new(), Vec::new(), Vec::new());
+    Builder { spec, names, shard, store, ropes, relative: None, lora, saved }.modules(layers)
 }
 
 impl Builder<'_> {
@@ -43,7 +45,7 @@ impl Builder<'_> {
         let layers =
             layers.map(|index| self.layer(index, &spec.layers[index])).collect::<Result<Vec<Layer>, LoadError>>()?;
         let output = if is_last { Some(self.output(tied)?) } else { None };
-        Ok(Modules { hidden: spec.hidden_size, input, layers, output, lora: self.lora })
+        Ok(Modules { hidden: spec.hidden_size, input, layers, output, lora: self.lora, saved: self.saved })
     }
 
     /// From tokens to the residual stream; and the matrix whose rows the table is, where that is this network's head.
@@ -51,7 +53,7 @@ impl Builder<'_> {
         let EmbeddingSpec { width, scale, norm, .. } = self.spec.embedding;
         let hidden = self.spec.hidden_size;
         let (slice, pad_rows) = self.entries(ParamId::Embedding);
-        let first_entry = slice.rows.start as u32;
+        let (entries, rows) = (Entries { first: slice.rows.start as u32, scale }, slice.rows.clone());
         let (table, tied) = match &self.spec.head {
             HeadSpec::Logits(head) if has_head && head.tied && !head.unit_rows => {
                 let matrix = self.store.matrix(&[slice], pad_rows, MatrixUse::Table)?;
@@ -59,11 +61,16 @@ impl Builder<'_> {
             }
             _ => (self.store.table(&[slice], pad_rows)?, None),
         };
+        let (id, vocab) = (ParamId::Embedding, self.spec.vocab_size);
+        let part = LinearPart { id, shape: [vocab, width], rows: rows.clone(), cols: 0..width };
+        let saved = self.saved_site(LoraForm::Embedding, &part, 0);
+        let turned = LinearPart { id, shape: [width, vocab], rows: 0..width, cols: rows };
+        let lora = self.lora_site(LoraForm::Embedding, &[turned], 0);
         let project = self.projection(ParamId::ProjectIn, [hidden, width])?;
         let token_types = self.token_types(hidden)?;
         let positions = self.positions(hidden)?;
         let norm = self.norm(norm, ParamId::EmbeddingNorm, hidden)?;
-        Ok((Embedding { table, first_entry, scale, project, token_types, positions, norm }, tied))
+        Ok((Embedding { table, entries, lora, saved, project, token_types, positions, norm }, tied))
     }
 
     /// This rank's rows of a matrix `[vocab, embedding width]`, and the rows of padding after them.
@@ -125,7 +132,7 @@ impl Builder<'_> {
         let (vocab, width, hidden) = (self.spec.vocab_size, self.spec.embedding.width, self.spec.hidden_size);
         let project = self.projection(ParamId::ProjectOut, [width, hidden])?;
         let (slice, pad_rows) = self.entries(if head.tied { ParamId::Embedding } else { ParamId::Head });
-        let columns = slice.rows.len() + pad_rows;
+        let (rows, columns) = (slice.rows.clone(), slice.rows.len() + pad_rows);
         let role = if head.unit_rows { Role::UnitRows } else { Role::Matrix };
         // A tied head is stored as a table wherever it is loaded.
         let by = if head.tied { MatrixUse::Table } else { MatrixUse::Linear };
@@ -134,7 +141,13 @@ impl Builder<'_> {
             None => self.store.matrix(&[Slice { role, ..slice }], pad_rows, by)?,
         };
         let bias = if head.bias { Some(self.head_bias(vocab)?) } else { None };
-        let linear = Linear::new(matrix, bias, Split::Outputs);
+        let part = [LinearPart { id: ParamId::Head, shape: [vocab, width], rows, cols: 0..width }];
+        // A delta would have to be added before rows are divided by their length.
+        let lora = if head.unit_rows { None } else { self.lora_site(LoraForm::Head, &part, pad_rows) };
+        // PEFT saves a bias with its matrix.
+        let is_plain = !head.unit_rows && !head.bias;
+        let saved = if is_plain { self.saved_site(LoraForm::Head, &part[0], pad_rows) } else { None };
+        let linear = Linear::new(matrix, bias, Split::Outputs).with_adapters(lora).with_saved(saved);
         Ok(LogitsHead { project, linear, width: columns, scale: head.scale, soft_cap: head.soft_cap })
     }
 

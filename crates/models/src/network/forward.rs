@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Act, Backend, Epilogue, Norm, RowMeans, RowSelection};
+use kernels::ops::{Act, Backend, Entries, Epilogue, Norm, RowMeans, RowSelection};
 use model_spec::{HeadActivation, Residual};
 
 use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear};
@@ -66,7 +66,14 @@ impl ForwardPass<'_, '_> {
 
     fn embed(&mut self, embedding: &Embedding) -> Result<(), ForwardError> {
         let rows = self.activations.embedded.unwrap_or(self.x);
-        self.backend.embed(embedding.table, embedding.first_entry, embedding.scale, rows);
+        let Entries { first, scale } = embedding.entries;
+        self.backend.embed(embedding.table, first, scale, rows);
+        if let Some(site) = embedding.saved {
+            self.backend.saved_embed(site, embedding.entries, rows);
+        }
+        if let Some(site) = embedding.lora {
+            self.backend.lora_embed(site, embedding.entries, rows);
+        }
         self.ranks.sum(self.backend, rows)?;
         if let Some(linear) = embedding.project {
             linear.run(rows, Epilogue::Store, self.x, self.backend);
@@ -255,6 +262,9 @@ impl ForwardPass<'_, '_> {
         // In place: means are taken of rows in f32.
         let x = self.enter(norm, Residual::Normed);
         self.backend.mean_rows(x, RowMeans { ranges: self.means, width: self.modules.hidden }, out);
+        // The rows of a mean are of one sequence.
+        let firsts: Vec<u32> = self.means.iter().map(|rows| rows.start as u32).collect();
+        self.backend.select_adapters(RowSelection { rows: &firsts });
     }
 
     /// The normed rows that the head is asked for.
@@ -276,7 +286,9 @@ impl ForwardPass<'_, '_> {
     fn pick(&mut self, activations: &OutputActivations) {
         self.enter(None, Residual::Sequential);
         if self.x != activations.picked {
-            self.backend.gather(self.x, RowSelection { rows: self.output_rows }, activations.picked);
+            let selection = RowSelection { rows: self.output_rows };
+            self.backend.gather(self.x, selection, activations.picked);
+            self.backend.select_adapters(selection);
         }
     }
 

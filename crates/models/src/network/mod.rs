@@ -19,7 +19,7 @@ use crate::cache::CacheLayout;
 use crate::device::{Device, NetworkId, Steps};
 use crate::error::ForwardError;
 use crate::load::Limits;
-use crate::lora::{Adapter, AdapterLayout, LoraOptions};
+use crate::lora::{Adapter, AdapterLayout, LoraForm, LoraOptions};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks, wire};
 use crate::tp::Shard;
@@ -114,8 +114,8 @@ pub(crate) struct Parts {
     pub resident: Resident,
     /// Room for adapters, where there are to be any.
     pub lora: Option<LoraOptions>,
-    /// Where the matrices of layers lie that take adapters in other stages.
-    pub adapted_elsewhere: Vec<TensorLocation>,
+    /// The projections that take adapters in other stages.
+    pub adapted_elsewhere: Vec<(LoraForm, TensorLocation)>,
 }
 
 impl Network {
@@ -123,10 +123,10 @@ impl Network {
     pub(crate) fn new(parts: Parts, device: &mut Device) -> Self {
         let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora, adapted_elsewhere } =
             parts;
-        let sites = std::mem::take(&mut modules.lora);
-        let adapters = lora.map(|LoraOptions { max_rank, dtype, .. }| {
+        let (adapted, saved) = (std::mem::take(&mut modules.lora), std::mem::take(&mut modules.saved));
+        let adapters = lora.map(|LoraOptions { max_rank, dtype, saved_modules: saves, .. }| {
             let (elsewhere, dtype) = (adapted_elsewhere, dtype.unwrap_or(compute));
-            Arc::new(AdapterLayout { layers: sites, elsewhere, max_rank, dtype })
+            Arc::new(AdapterLayout { layers: adapted, saved, elsewhere, max_rank, saves, dtype })
         });
         let shard = device.shard;
         let Device { buffers: pool, backend, .. } = &mut *device;
@@ -224,7 +224,7 @@ impl Network {
     /// [`Network::adapter_layout`].
     pub fn write_adapter(&self, device: &mut Device, slot: u32, adapter: &Adapter) {
         if let Some(layout) = &self.adapters {
-            adapter.write(layout, |site, parts| device.backend.write_lora(site, slot, parts));
+            adapter.write(layout, slot, &mut *device.backend);
         }
     }
 

@@ -1,11 +1,11 @@
 //! What a network is made of: weights on a device, ready to run.
 
-use kernels::ops::{Norm, Table};
+use kernels::ops::{Entries, LoraSite, Norm, SavedSite, Table};
 use model_spec::{HeadActivation, Residual};
 
 use crate::feed_forward::FeedForward;
 use crate::linear::Linear;
-use crate::lora::LoraLayer;
+use crate::lora::{LoraLayer, SavedLayer};
 use crate::mixer::Mixer;
 
 /// Some layers of a model, and what comes before and after them where they are the first and the last.
@@ -17,16 +17,20 @@ pub(crate) struct Modules {
     pub layers: Vec<Layer>,
     /// Absent where another stage has the head.
     pub output: Option<Output>,
-    /// Those of the linear layers that take adapters.
+    /// The layers that take adapters.
     pub lora: Vec<LoraLayer>,
+    /// The modules that adapters may have in place of the model's.
+    pub saved: Vec<SavedLayer>,
 }
 
 /// From tokens to the residual stream.
 pub(crate) struct Embedding {
     pub table: Table,
-    /// Token of the table's first row.
-    pub first_entry: u32,
-    pub scale: f32,
+    /// Which tokens its rows are.
+    pub entries: Entries,
+    /// Where its adapters are, if it takes some, and what they have in its place.
+    pub lora: Option<LoraSite>,
+    pub saved: Option<SavedSite>,
     pub project: Option<Linear>,
     /// Learned types of tokens.
     pub token_types: Option<Table>,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use kernels::ops::{
     Act, Backend, DType, ExpertRouting, HostMatrix, InputRounding, LoraShape, LoraSite, Matrix, MatrixGroup, MatrixUse,
-    Noise, NoiseRows, Table, Vector, WeightFormat,
+    Noise, NoiseRows, SavedShape, SavedSite, Table, Vector, WeightFormat,
 };
 
 use super::{Chunk, Decoding, Fetched, Random, Role, Slice, Stored, Weights, cast};
@@ -35,6 +35,11 @@ pub(crate) trait Store {
     /// of each projection that it stacks.
     fn lora_site(&mut self, inputs: usize, outputs: &[usize]) -> Option<LoraSite> {
         let _ = (inputs, outputs);
+        None
+    }
+    /// Room for matrices `[rows, cols]` that adapters have in place of the model's, where there are to be any.
+    fn saved_site(&mut self, rows: usize, cols: usize) -> Option<SavedSite> {
+        let _ = (rows, cols);
         None
     }
     /// An activation buffer with room for every row of a step, shared by all that ask for the same role and width.
@@ -156,9 +161,9 @@ pub(crate) struct Loader<'a> {
     pub progress: &'a mut dyn FnMut(u64),
     /// Bytes read so far.
     pub read: u64,
-    /// What is on the device so far.
     /// Adapters that linear layers have room for.
     pub lora: Option<LoraOptions>,
+    /// What is on the device so far.
     pub resident: Resident,
     pub buffers: Buffers<'a>,
 }
@@ -437,8 +442,14 @@ impl Store for Loader<'_> {
     }
 
     fn lora_site(&mut self, inputs: usize, outputs: &[usize]) -> Option<LoraSite> {
-        let LoraOptions { slots, max_rank, dtype } = self.lora?;
+        let LoraOptions { slots, max_rank, dtype, .. } = self.lora?;
         let dtype = dtype.unwrap_or(self.compute);
         Some(self.backend.new_lora_site(LoraShape { slots, max_rank, inputs, outputs, dtype }))
+    }
+
+    fn saved_site(&mut self, rows: usize, cols: usize) -> Option<SavedSite> {
+        let LoraOptions { slots, dtype, .. } = self.lora.filter(|lora| lora.saved_modules)?;
+        let (dtype, compute) = (dtype.unwrap_or(self.compute), self.compute);
+        Some(self.backend.new_saved_site(SavedShape { slots, rows, cols, dtype, compute }))
     }
 }

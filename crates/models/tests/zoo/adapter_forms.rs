@@ -117,7 +117,6 @@ fn what_is_no_matrix_of_a_linear_layer_is_refused_by_name() {
     }
     for (field, value) in [
         ("use_dora", json!(true)),
-        ("modules_to_save", json!(["embed_tokens", "lm_head"])),
         ("trainable_token_indices", json!([1, 2])),
         ("lora_bias", json!(true)),
         ("target_parameters", json!(["experts.down_proj"])),

@@ -21,6 +21,7 @@ mod reference;
 mod relabelled;
 mod table;
 mod tensors;
+mod vocabulary_adapters;
 
 use checks::{Case, bfloat16, damaged_gguf, float32, shipped, tensor_parallel, tensor_parallel_refused};
 use engine::{Setup, load, load_model};

@@ -16,7 +16,7 @@ const RANK: usize = 3;
 const ALPHA: f32 = 6.0;
 
 /// Numbers between -0.1 and 0.1 that depend on `seed` alone.
-fn numbers(seed: usize, count: usize) -> Vec<f32> {
+pub fn numbers(seed: usize, count: usize) -> Vec<f32> {
     let number = |index: usize| {
         let mixed = (seed * 7919 + index + 1).wrapping_mul(2_654_435_761) >> 8;
         (mixed % 2001) as f32 / 10_000.0 - 0.1
@@ -92,7 +92,7 @@ impl Base {
 }
 
 /// The largest difference of two models' logits, as a part of the largest logit.
-fn distance(one: &Outcome, other: &Outcome) -> f32 {
+pub fn distance(one: &Outcome, other: &Outcome) -> f32 {
     let pairs = || one.logits.iter().flatten().zip(other.logits.iter().flatten());
     let largest = pairs().map(|(x, _)| x.abs()).fold(0.0, f32::max);
     pairs().map(|(x, y)| (x - y).abs()).fold(0.0, f32::max) / largest

@@ -1,66 +1,12 @@
-// Adapters of a linear layer, each row with that of its slot: `lora_shrink` computes x[row] a[slot]^T, `lora_expand`
-// adds its product with b[slot] to out[row]. One launch each for all adapters and all projections that the layer
-// stacks. Slots and ranks are read from the device, so that a captured step serves other adapters. The order of a sum
+// Adapters of a layer, each row with that of its slot: `lora_shrink` computes x[row] a[slot]^T, `lora_expand` adds its
+// product with b[slot] to out[row]. One launch each for all adapters and all projections that the layer stacks. Of an
+// embedding, `lora_pick` takes the column of the row's token from a[slot] instead. Slots and ranks are read from the device, so that a captured step serves other adapters. The order of a sum
 // depends on its length alone.
 #include "quire.cuh"
-#include "warp_dots.cuh"
+#include "adapter_dots.cuh"
 
-// Slot of a row without an adapter.
-constexpr u32 NO_ADAPTER = 0xffffffffu;
-// Rows of a block where there are many, which share what is read of their adapter; and dots of such a block, which
-// share what is read of the rows.
-constexpr u32 EACH = 8, DOTS = 4;
-// Warps that share a dot, so that its inputs are read side by side.
-constexpr u32 WARPS = 8;
 // Highest rank whose weights a thread keeps from row to row.
 constexpr u32 KEPT = 16;
-
-// Sums of x[i][k] * w[d][k] over this warp's share of k, for the rows of `mine`.
-template <u32 ROWS, u32 COUNT, typename X, typename W>
-DEVICE void share_of_dots(
-    const X* const (&x)[ROWS], u32 mine, const W* const (&w)[COUNT], u32 k, f32 (&sums)[ROWS][COUNT]) {
-    constexpr u32 N = 16 / sizeof(W);
-    // 16 bytes of w stand for at least as many of x, unless its elements are larger.
-    constexpr u32 X_BYTES = sizeof(X) >= sizeof(W) ? 16 : sizeof(X);
-    const u32 lane = threadIdx.x % 32, share = (k + WARPS * N - 1) / (WARPS * N) * N;
-    const u32 begin = threadIdx.x / 32 * share, end = min(begin + share, k);
-#pragma unroll
-    for (u32 i = 0; i < ROWS; i++)
-#pragma unroll
-        for (u32 d = 0; d < COUNT; d++) sums[i][d] = 0.0f;
-    if (k % N == 0 && (u64)w[0] % 16 == 0) {
-#pragma unroll 2
-        for (u32 at = begin + lane * N; at < end; at += 32 * N) {
-            f32 ws[COUNT][N];
-#pragma unroll
-            for (u32 d = 0; d < COUNT; d++) {
-                const Piece<W, N, 16> piece(w[d] + at);
-#pragma unroll
-                for (u32 j = 0; j < N; j++) ws[d][j] = load(piece.at[j]);
-            }
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++) {
-                if (!(mine >> i & 1u)) continue;
-                const Piece<X, N, X_BYTES> xs(x[i] + at);
-#pragma unroll
-                for (u32 d = 0; d < COUNT; d++)
-#pragma unroll
-                    for (u32 j = 0; j < N; j++) sums[i][d] = fmaf(load(xs.at[j]), ws[d][j], sums[i][d]);
-            }
-        }
-    } else {
-        for (u32 at = begin + lane; at < end; at += 32)
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++)
-                if (mine >> i & 1u)
-#pragma unroll
-                    for (u32 d = 0; d < COUNT; d++) sums[i][d] = fmaf(load(x[i][at]), load(w[d][at]), sums[i][d]);
-    }
-#pragma unroll
-    for (u32 i = 0; i < ROWS; i++)
-#pragma unroll
-        for (u32 d = 0; d < COUNT; d++) sums[i][d] = warp_sum(sums[i][d]);
-}
 
 // shrunk[row][part][j] = x[row] . a[slot][part][j] for j below the adapter's rank: blocks (rows, dots), WARPS warps for
 // COUNT of a part's j. `ranks` is [slots][parts], 0 where a projection is left alone.
@@ -111,6 +57,21 @@ DEVICE void shrink(
         }
         __syncthreads();
     }
+}
+
+// shrunk[row][j] = scale * a[slot][j][token of the row - first_entry] for j below the adapter's rank, zeros outside the
+// table: a block for each row.
+template <typename W>
+DEVICE void pick(
+    const W* a, const u32* slots, const u32* ranks, const u32* tokens, f32* shrunk, u32 first_entry, u32 entries,
+    u32 max_rank, f32 scale) {
+    const u32 row = blockIdx.x, slot = slots[row];
+    if (slot == NO_ADAPTER) return;
+    const u32 token = tokens[row], entry = token - first_entry;
+    const bool known = token >= first_entry && entry < entries;
+    const W* from = a + (u64)slot * max_rank * entries + entry;
+    for (u32 j = threadIdx.x; j < ranks[slot]; j += blockDim.x)
+        shrunk[(u64)row * max_rank + j] = known ? load(from[(u64)j * entries]) * scale : 0.0f;
 }
 
 // `count` weights as numbers, 16 bytes at a time where that can be.
@@ -186,6 +147,13 @@ DEVICE void expand(
         shrink<EACH, DOTS>(x, a, slots, ranks, shrunk, rows, inputs, parts, max_rank); \
     }
 
+#define LORA_PICK(W) \
+    extern "C" __global__ void lora_pick_##W( \
+        const W* a, const u32* slots, const u32* ranks, const u32* tokens, f32* shrunk, u32 first_entry, u32 entries, \
+        u32 max_rank, f32 scale) { \
+        pick(a, slots, ranks, tokens, shrunk, first_entry, entries, max_rank, scale); \
+    }
+
 #define LORA_EXPAND(W, OUT) \
     extern "C" __global__ void lora_expand_##W##_##OUT( \
         const f32* shrunk, const W* b, const u32* slots, const u32* ranks, const u32* ends, OUT* out, u32 rows, \
@@ -207,6 +175,9 @@ LORA_SHRINK(bf16, f16)
 LORA_SHRINK(f16, f32)
 LORA_SHRINK(f16, bf16)
 LORA_SHRINK(f16, f16)
+LORA_PICK(f32)
+LORA_PICK(bf16)
+LORA_PICK(f16)
 LORA_EXPAND(f32, f32)
 LORA_EXPAND(f32, bf16)
 LORA_EXPAND(f32, f16)

@@ -68,6 +68,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "sample_masks" in "sampling"
     "sample_params" in "sampling"
     "sample_row" in "sampling"
+    "saved" in "layers"
     "scale" in "layers"
     "selective_scan" in "recurrent"
     "soft_cap" in "layers"
@@ -100,6 +101,7 @@ pub(crate) fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// Headers that are files.
 const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
+    ("adapter_dots.cuh", include_str!("../../csrc/include/adapter_dots.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),

@@ -1,32 +1,34 @@
-//! Adapters of linear layers: fixed slots, which rows use which, and the launches of `lora.cu`.
+//! Adapters of layers: fixed slots, which rows use which, and the launches of `lora.cu`.
 //!
 //! What a captured step names stays where it is: slots, their ranks, and the slots of the step's rows.
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::saved::SavedMatrices;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
 use crate::weights::Staging;
-use kernels::ops::{self, DType, LoraShape, LoraWeights};
+use kernels::ops::{self, DType, Entries, LoraShape, LoraWeights};
 
 /// Slot of a row without an adapter.
 const NONE: u32 = u32::MAX;
 /// Rows from which on blocks take several.
 const MANY: usize = 128;
 /// Rows of such a block, and outputs of a part that it shrinks to.
-const EACH: usize = 8;
-const DOTS: usize = 4;
+pub(super) const EACH: usize = 8;
+pub(super) const DOTS: usize = 4;
 /// Warps that share a dot.
-const WARPS: usize = 8;
+pub(super) const WARPS: usize = 8;
 /// Outputs of a block that expands.
 const BLOCK: usize = 128;
 
-/// The adapters of all linear layers.
+/// The adapters of all layers.
 #[derive(Default)]
 pub(crate) struct Adapters {
     sites: Vec<Site>,
+    pub(crate) saved: SavedMatrices,
     /// Most numbers of a shrunk row.
     width: usize,
     /// Shrunk rows, `[rows][parts][max_rank]`, and the slots of a step's rows.
@@ -46,7 +48,7 @@ pub(crate) struct Adapters {
     slots_at: CUdeviceptr,
 }
 
-/// One linear layer's.
+/// One layer's.
 struct Site {
     /// `[slots][parts][max_rank][inputs]`, `[slots][outputs * max_rank]`.
     a: Option<Memory>,
@@ -69,16 +71,16 @@ pub(crate) struct LoraTarget {
     pub(crate) slot: u32,
 }
 
-fn ptr(memory: Option<&Memory>) -> CUdeviceptr {
+pub(super) fn ptr(memory: Option<&Memory>) -> CUdeviceptr {
     memory.map_or(0, |memory| memory.ptr)
 }
 
-fn bytes(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
+pub(super) fn bytes(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
     numbers.flat_map(u32::to_ne_bytes).collect()
 }
 
 impl Adapters {
-    /// A linear layer with empty slots.
+    /// A layer with empty slots.
     pub(crate) fn add_site(&mut self, device: &mut Device, staging: &mut Staging, shape: LoraShape<'_>) -> u32 {
         let LoraShape { slots, max_rank, inputs, outputs, dtype } = shape;
         let (parts, all) = (outputs.len(), outputs.iter().sum::<usize>());
@@ -105,11 +107,11 @@ impl Adapters {
 
     /// Makes room for steps of `rows` rows, at addresses that stay.
     pub(crate) fn prepare(&mut self, device: &mut Device, rows: usize) {
-        if self.sites.is_empty() || self.most_rows >= rows {
+        if (self.sites.is_empty() && self.saved.is_empty()) || self.most_rows >= rows {
             return;
         }
         self.most_rows = rows;
-        self.shrunk = device.allocate(rows * self.width * size_of::<f32>(), "rows of adapters");
+        self.shrunk = device.allocate(rows * self.width.max(1) * size_of::<f32>(), "rows of adapters");
         self.row_slots = device.allocate(rows * size_of::<u32>(), "rows of adapters");
         self.sent.reserve(device, rows);
         self.picked.reserve(device, rows);
@@ -132,9 +134,9 @@ impl Adapters {
         for (index, (part, outputs)) in parts.iter().zip(outputs).enumerate() {
             if let Some(LoraWeights { a, b, .. }) = part {
                 let to = ptr(site.a.as_ref()) + ((slot * count + index) * max_rank * inputs * size) as u64;
-                staging.fill(device, &[&narrow(a, dtype)], to);
+                staging.fill(device, &[a.bytes], to);
                 let to = ptr(site.b.as_ref()) + ((slot * all + first) * max_rank * size) as u64;
-                staging.fill(device, &[&narrow(b, dtype)], to);
+                staging.fill(device, &[b.bytes], to);
             }
             first += outputs;
         }
@@ -160,6 +162,11 @@ impl Adapters {
     /// Whether the step has rows with adapters.
     pub(crate) fn is_active(&self) -> bool {
         self.is_active
+    }
+
+    /// Where the slots of the step's rows are, or of those that were selected.
+    pub(crate) fn slots(&self) -> CUdeviceptr {
+        self.slots_at
     }
 
     /// A step of `rows` rows begins, padding included.
@@ -197,40 +204,54 @@ impl Adapters {
         });
     }
 
-    /// Adds the deltas of all rows.
+    /// Adds the deltas of a linear layer to all rows.
     pub(crate) fn add_deltas(&self, device: &mut Device, x: View, site: u32, out: View) {
-        let Site { a, b, ranks, ends, inputs, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
-        let (parts, all) = (outputs.len(), outputs.iter().sum::<usize>());
-        assert_eq!((x.width, out.rows, out.width), (*inputs, x.rows, all), "shapes of an adapter's rows");
-        let [a, b, ranks, ends] = [a, b, ranks, ends].map(|memory| ptr(memory.as_ref()));
-        let (slots, shrunk) = (self.slots_at, ptr(self.shrunk.as_ref()));
-        let [rows, inputs, all, parts, max_rank] = [x.rows, *inputs, all, parts, *max_rank].map(|size| size as u32);
-        let (shrink, expand, each, together) = match x.rows >= MANY {
-            true => ("lora_shrink_many", "lora_expand", EACH, DOTS),
-            false => ("lora_shrink", "lora_expand_few", 1, 1),
+        let Site { a, ranks, inputs, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
+        assert_eq!((x.width, out.rows), (*inputs, x.rows), "shapes of an adapter's rows");
+        let (a, ranks, slots, shrunk) =
+            (ptr(a.as_ref()), ptr(ranks.as_ref()), self.slots_at, ptr(self.shrunk.as_ref()));
+        let (shrink, each, together) = match x.rows >= MANY {
+            true => ("lora_shrink_many", EACH, DOTS),
+            false => ("lora_shrink", 1, 1),
         };
-        let blocks = x.rows.div_ceil(each);
-        let dots = parts as usize * (max_rank as usize).div_ceil(together);
-        let shape = Shape { grid: [blocks, dots], block: 32 * WARPS, shared: 0 };
+        let dots = outputs.len() * max_rank.div_ceil(together);
+        let [rows, inputs, parts, max_rank] = [x.rows, *inputs, outputs.len(), *max_rank].map(|size| size as u32);
         device.launch(
             Name::in_file("lora", shrink, &[x.dtype, *dtype]),
-            shape,
+            Shape { grid: [x.rows.div_ceil(each), dots], block: 32 * WARPS, shared: 0 },
             args![x.ptr, a, slots, ranks, shrunk, rows, inputs, parts, max_rank],
         );
-        let shape = Shape { grid: [blocks, (all as usize).div_ceil(BLOCK)], block: BLOCK, shared: 0 };
+        self.expand(device, site, out);
+    }
+
+    /// Adds the deltas of an embedding to all rows; `tokens` are the rows'.
+    pub(crate) fn add_entries(&self, device: &mut Device, tokens: CUdeviceptr, site: u32, entries: Entries, out: View) {
+        let Site { a, ranks, inputs, max_rank, dtype, .. } = &self.sites[site as usize];
+        let (a, ranks, slots, shrunk) =
+            (ptr(a.as_ref()), ptr(ranks.as_ref()), self.slots_at, ptr(self.shrunk.as_ref()));
+        let [count, rank] = [*inputs, *max_rank].map(|size| size as u32);
+        device.launch(
+            Name::in_file("lora", "lora_pick", &[*dtype]),
+            Shape { grid: [out.rows, 1], block: max_rank.next_multiple_of(32).min(1024), shared: 0 },
+            args![a, slots, ranks, tokens, shrunk, entries.first, count, rank, entries.scale],
+        );
+        self.expand(device, site, out);
+    }
+
+    /// Expands all shrunk rows, and adds them.
+    fn expand(&self, device: &mut Device, site: u32, out: View) {
+        let Site { b, ranks, ends, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
+        let (parts, all) = (outputs.len(), outputs.iter().sum::<usize>());
+        assert_eq!(out.width, all, "width of what deltas are added to");
+        let [b, ranks, ends] = [b, ranks, ends].map(|memory| ptr(memory.as_ref()));
+        let (slots, shrunk) = (self.slots_at, ptr(self.shrunk.as_ref()));
+        let (expand, each) = if out.rows >= MANY { ("lora_expand", EACH) } else { ("lora_expand_few", 1) };
+        let shape = Shape { grid: [out.rows.div_ceil(each), all.div_ceil(BLOCK)], block: BLOCK, shared: 0 };
+        let [rows, all, parts, max_rank] = [out.rows, all, parts, *max_rank].map(|size| size as u32);
         device.launch(
             Name::in_file("lora", expand, &[*dtype, out.dtype]),
             shape,
             args![shrunk, b, slots, ranks, ends, out.ptr, rows, all, parts, max_rank],
         );
-    }
-}
-
-/// Numbers as bytes of their type on the device, rounded to nearest.
-fn narrow(values: &[f32], dtype: DType) -> Vec<u8> {
-    match dtype {
-        DType::F32 => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
-        DType::Bf16 => values.iter().flat_map(|value| half::bf16::from_f32(*value).to_ne_bytes()).collect(),
-        DType::F16 => values.iter().flat_map(|value| half::f16::from_f32(*value).to_ne_bytes()).collect(),
     }
 }

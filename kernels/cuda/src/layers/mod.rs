@@ -4,3 +4,4 @@ pub(crate) mod elementwise;
 pub(crate) mod groups;
 pub(crate) mod lora;
 pub(crate) mod norm;
+pub(crate) mod saved;

@@ -43,6 +43,14 @@ impl Lookup {
         Self { dtype, entries: matrix.n, width: matrix.k, rows: Rows::Packed(matrix.clone()) }
     }
 
+    /// `out` = an entry's row times `scale`; zeros where there is no entry.
+    pub(crate) fn look_up(&self, entry: Option<usize>, scale: f32, out: &mut [f32]) {
+        match entry {
+            None => out.fill(0.0),
+            Some(entry) => self.visit(entry, out, |out, x| *out = x * scale),
+        }
+    }
+
     /// Tells `take` each element of `out` and what the table has in its place.
     fn each<E: Element>(&self, entry: usize, out: &mut [f32], take: impl Fn(&mut f32, f32)) {
         assert!(entry < self.entries);
@@ -78,10 +86,8 @@ pub(crate) fn embed(pool: &mut Pool, table: &Lookup, tokens: &[u32], first_entry
     out.for_each_row(pool, 1, &|row| {
         // SAFETY: each row is one task's.
         let out = unsafe { out.row_mut(row) };
-        match tokens[row].checked_sub(first_entry).map(|entry| entry as usize).filter(|&entry| entry < table.entries) {
-            None => out.fill(0.0),
-            Some(entry) => table.visit(entry, out, |out, x| *out = x * scale),
-        }
+        let entry = tokens[row].checked_sub(first_entry).map(|entry| entry as usize);
+        table.look_up(entry.filter(|&entry| entry < table.entries), scale, out);
     });
 }
 

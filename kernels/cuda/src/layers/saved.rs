@@ -1,0 +1,92 @@
+//! Whole matrices that adapters have in place of the model's embedding and head, and the launches of `saved.cu`.
+//!
+//! What a captured step names stays where it is: slots, and which of them have a matrix.
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::lora::{DOTS, EACH, LoraTarget, WARPS, bytes, ptr};
+use crate::runtime::activations::View;
+use crate::runtime::context::Memory;
+use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::Staging;
+use kernels::ops::{Entries, PlainElements, SavedShape};
+
+/// The matrices of all slots.
+#[derive(Default)]
+pub(crate) struct SavedMatrices(Vec<Site>);
+
+/// Those in place of one matrix of the model.
+struct Site {
+    shape: SavedShape,
+    /// `[slots][rows][cols]`.
+    matrices: Option<Memory>,
+    /// `[slots]`: 1 where there is a matrix.
+    present: Option<Memory>,
+}
+
+impl SavedMatrices {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Empty slots.
+    pub(crate) fn add(&mut self, device: &mut Device, shape: SavedShape) -> u32 {
+        let SavedShape { slots, rows, cols, dtype, .. } = shape;
+        let matrices = device.allocate(slots * rows * cols * dtype.size(), "matrices of adapters");
+        let present = device.allocate(slots * size_of::<u32>(), "adapters");
+        present.iter().for_each(|present| device.clear(present));
+        self.0.push(Site { shape, matrices, present });
+        u32::try_from(self.0.len() - 1).expect("far fewer matrices")
+    }
+
+    /// Replaces a matrix, for what is queued from here on.
+    pub(crate) fn write(
+        &self,
+        device: &mut Device,
+        staging: &mut Staging,
+        LoraTarget { site, slot }: LoraTarget,
+        matrix: Option<PlainElements<'_>>,
+    ) {
+        let Site { shape, matrices, present } = &self.0[site as usize];
+        shape.check(slot, matrix);
+        if let Some(PlainElements { bytes, .. }) = matrix {
+            staging.fill(device, &[bytes], ptr(matrices.as_ref()) + u64::from(slot) * bytes.len() as u64);
+        }
+        let flag = bytes(std::iter::once(u32::from(matrix.is_some())));
+        staging.fill(device, &[&flag], ptr(present.as_ref()) + u64::from(slot) * size_of::<u32>() as u64);
+    }
+
+    /// Replaces products of rows; `slots` are the rows'.
+    pub(crate) fn matmul(&self, device: &mut Device, slots: CUdeviceptr, site: u32, [x, out]: [View; 2]) {
+        let Site { shape: SavedShape { rows: outputs, cols, dtype, .. }, matrices, present } = &self.0[site as usize];
+        assert_eq!((x.width, out.rows, out.width), (*cols, x.rows, *outputs), "shapes of an adapter's product");
+        let [matrices, present] = [matrices, present].map(|memory| ptr(memory.as_ref()));
+        let grid = [outputs.div_ceil(DOTS), x.rows.div_ceil(EACH)];
+        let [rows, inputs, outputs] = [x.rows, *cols, *outputs].map(|size| size as u32);
+        device.launch(
+            Name::in_file("saved", "saved_matmul", &[x.dtype, *dtype]),
+            Shape { grid, block: 32 * WARPS, shared: 0 },
+            args![x.ptr, matrices, slots, present, out.ptr, rows, inputs, outputs],
+        );
+    }
+
+    /// Replaces rows of the model's embedding; `slots` and `tokens` are the rows'.
+    pub(crate) fn embed(
+        &self,
+        device: &mut Device,
+        [slots, tokens]: [CUdeviceptr; 2],
+        site: u32,
+        entries: Entries,
+        out: View,
+    ) {
+        let Site { shape: SavedShape { rows, cols, dtype, .. }, matrices, present } = &self.0[site as usize];
+        assert_eq!(out.width, *cols, "width of an adapter's embedding");
+        let [matrices, present] = [matrices, present].map(|memory| ptr(memory.as_ref()));
+        let [count, width] = [*rows, *cols].map(|size| size as u32);
+        device.launch(
+            Name::in_file("saved", "saved_embed", &[*dtype]),
+            Shape::rows(out.rows, out.width),
+            args![matrices, slots, present, tokens, out.ptr, entries.first, count, width, entries.scale],
+        );
+    }
+}

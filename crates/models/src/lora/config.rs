@@ -1,4 +1,4 @@
-//! `adapter_config.json`: an adapter's ranks and scales.
+//! `adapter_config.json`: an adapter's ranks and scales, and which modules it has in place of the model's.
 
 use std::path::PathBuf;
 
@@ -28,6 +28,8 @@ pub(super) struct Config {
     rank: Pattern,
     alpha: Pattern,
     use_rslora: bool,
+    /// Modules in place of the model's: ends of their names.
+    saved: Vec<String>,
 }
 
 /// A number that some modules have another value of.
@@ -64,7 +66,17 @@ impl Config {
             rank: pattern(json, "r", "rank_pattern")?,
             alpha: pattern(json, "lora_alpha", "alpha_pattern")?,
             use_rslora: json["use_rslora"].as_bool().unwrap_or(false),
+            saved: names(json, "modules_to_save")?,
         })
+    }
+
+    /// A module in place of the model's that is none of `found`.
+    pub(super) fn missing(&self, found: &[&str]) -> Option<&str> {
+        let ends = |module: &str, name: &str| {
+            module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let is_there = |name: &String| found.iter().any(|module| ends(module, name));
+        self.saved.iter().find(|name| !is_there(name)).map(String::as_str)
     }
 
     /// The rank that a module's matrices have.
@@ -87,6 +99,16 @@ fn is_used(value: &Value, unused: &str) -> bool {
         Value::Array(list) => !list.is_empty(),
         Value::Object(object) => !object.is_empty(),
         Value::Bool(true) | Value::Number(_) => true,
+    }
+}
+
+/// A list of names, which may be absent.
+fn names(json: &Value, field: &str) -> Result<Vec<String>, String> {
+    let refused = || format!("{field} must be a list of names, not {}", json[field]);
+    match &json[field] {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(list) => list.iter().map(|name| name.as_str().map(str::to_owned).ok_or_else(refused)).collect(),
+        _ => Err(refused()),
     }
 }
 
@@ -144,6 +166,18 @@ mod tests {
         refused(json!({"r": 8, "lora_alpha": "x"}), "lora_alpha");
         refused(json!({"r": 8, "lora_alpha": 1, "rank_pattern": {"(": 4}}), "rank_pattern");
         refused(json!({"r": 8, "lora_alpha": 1, "peft_type": "IA3"}), "IA3");
+        refused(json!({"r": 8, "lora_alpha": 1, "modules_to_save": "lm_head"}), "modules_to_save");
+    }
+
+    #[test]
+    fn modules_in_place_of_the_models_must_be_there() {
+        let saved = |modules: Value| config(json!({"r": 8, "lora_alpha": 1, "modules_to_save": modules})).unwrap();
+        let found = ["model.embed_tokens", "lm_head"];
+        assert_eq!(saved(Value::Null).missing(&[]), None);
+        assert_eq!(saved(json!(["embed_tokens", "lm_head"])).missing(&found), None);
+        assert_eq!(saved(json!(["model.embed_tokens"])).missing(&found), None);
+        assert_eq!(saved(json!(["lm_head", "score"])).missing(&found), Some("score"));
+        assert_eq!(saved(json!(["head"])).missing(&found), Some("head"));
     }
 
     #[test]

@@ -44,6 +44,11 @@ impl AdapterLayout {
         if !modules.values().any(Module::adapts) {
             return Err(AdapterError::Empty { dir: dir.to_owned() });
         }
+        let saved = modules.iter().filter(|(_, found)| found.saved.is_some()).map(|(module, _)| module.as_str());
+        if let Some(missing) = config.missing(&saved.collect::<Vec<&str>>()) {
+            let reason = format!("modules_to_save names {missing:?}, of which {} has no tensor", path.display());
+            return Err(AdapterError::Config { file: dir.join("adapter_config.json"), reason });
+        }
         let tensors = Tensors { files: &*files, model: dir, threads: 1 };
         let (layers, saved) = (self.layers(&modules, tensors, &config)?, self.saved(&modules, tensors)?);
         // What PyTorch pickled is read from the file once more, piece by piece.

@@ -1,5 +1,5 @@
-//! Adapters of embeddings and heads, low-rank or whole: what an adapter gives is what the model gives that it was merged
-//! into. Of a tied model, either is adapted without the other, as PEFT does, so the merged model's are not tied.
+//! Adapters of embeddings and heads, low-rank or whole: what an adapter gives is what the model gives that it was
+//! merged into. Of a tied model, either is adapted without the other, as PEFT does, so the merged model's are not tied.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -99,7 +99,10 @@ impl Base {
         }
         write(&deltas, &adapter.path().join("adapter_model.safetensors"));
         let modules = if kind.saved { "modules_to_save" } else { "target_modules" };
-        let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, modules: ["embed_tokens", "lm_head"]});
+        let last = |name: &&'static str| name.rsplit('.').next().expect("a name");
+        let named = [(kind.embedding, &self.embedding), (kind.head, &self.head)].into_iter();
+        let named: Vec<&str> = named.filter(|(is_adapted, _)| *is_adapted).map(|(_, name)| last(name)).collect();
+        let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, modules: named});
         std::fs::write(adapter.path().join("adapter_config.json"), config.to_string()).expect("written");
         let config = std::fs::read(base.join("config.json")).expect("a configuration");
         let mut config: Value = serde_json::from_slice(&config).expect("JSON");
@@ -286,8 +289,21 @@ fn what_cannot_be_served_is_refused_by_name() {
             *tensors = std::mem::take(tensors).into_iter().map(|(name, one)| (name.replace(from, to), one)).collect();
         }
     };
-    check(LLAMA, ALL[4], SAVES, &renamed("lm_head", "score"), &["score.weight", "no embedding and no head"]);
-    check(LLAMA, ALL[4], ROOM, &renamed("lm_head", "score"), &["score.weight", "no embedding and no head"]);
+    check(
+        LLAMA,
+        ALL[4],
+        SAVES,
+        &renamed("lm_head", "score.dense.lm_head"),
+        &["score.dense.lm_head", "no embedding and no head"],
+    );
+    check(
+        LLAMA,
+        ALL[4],
+        ROOM,
+        &renamed("lm_head", "score.dense.lm_head"),
+        &["score.dense.lm_head", "no embedding and no head"],
+    );
+    check(LLAMA, ALL[4], SAVES, &renamed("lm_head", "score"), &["modules_to_save", "lm_head", "no tensor"]);
     check(LLAMA, ALL[1], ROOM, &renamed(".base_layer.weight", ".lora_magnitude_vector.weight"), &["magnitude"]);
     check(LLAMA, ALL[0], ROOM, &renamed("lora_embedding_A", "lora_embedding_C"), &["lora_embedding_C"]);
     // An embedding as a linear layer, and a layer as an embedding.

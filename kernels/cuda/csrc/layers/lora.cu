@@ -1,7 +1,7 @@
 // Adapters of a layer, each row with that of its slot: `lora_shrink` computes x[row] a[slot]^T, `lora_expand` adds its
-// product with b[slot] to out[row]. One launch each for all adapters and all projections that the layer stacks. Of an
-// embedding, `lora_pick` takes the column of the row's token from a[slot] instead. Slots and ranks are read from the device, so that a captured step serves other adapters. The order of a sum
-// depends on its length alone.
+// product with b[slot] to out[row]. One launch each for all adapters and all projections that the layer stacks. For
+// an embedding, `lora_pick` takes the column of the row's token from a[slot] instead. Slots and ranks are read from
+// the device, so that a captured step serves other adapters. The order of a sum depends on its length alone.
 #include "quire.cuh"
 #include "adapter_dots.cuh"
 

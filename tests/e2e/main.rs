@@ -17,6 +17,9 @@ mod long_prompts;
 mod metrics;
 mod models;
 mod parallel;
+#[expect(dead_code, reason = "other tests use all of it")]
+#[path = "../../crates/models/tests/loading/pickle.rs"]
+mod pickle;
 mod pooling;
 mod profile;
 mod second_workers;

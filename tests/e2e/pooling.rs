@@ -3,7 +3,10 @@
 use anyhow::{Context, ensure};
 use e2e_tests::{Client, Server, zoo};
 use futures::future::try_join_all;
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
+
+use crate::pickle::{Form, pickled};
 
 /// A server with a model of the zoo in float32, and what was recorded of it; absent where this zoo lacks it.
 async fn served(model: &str, flags: &[&str]) -> anyhow::Result<Option<(Server, Vec<Value>)>> {
@@ -58,6 +61,32 @@ async fn embeddings_are_the_recorded_ones() -> anyhow::Result<()> {
         let (status, answer) = client.post("/v1/completions", &json!({"prompt": "x"})).await?;
         ensure!(status == 400 && answer.to_string().contains("/v1/embeddings"), "{answer}");
     }
+    Ok(())
+}
+
+/// A decoder's prompts run in chunks, and where its last token counts their prefixes are found again.
+#[tokio::test]
+async fn a_decoders_prompts_are_cut_and_found_again() -> anyhow::Result<()> {
+    let model = "e5-mistral-embed";
+    let flags = ["--max-num-batched-tokens", "16", "--max-num-seqs", "4", "--block-size", "4"];
+    let flags = [&flags[..], &["--enable-prompt-tokens-details"]].concat();
+    let Some((server, inputs)) = served(model, &flags).await? else { return Ok(()) };
+    let client = server.client();
+    let all: Vec<(usize, &Value)> = inputs.iter().enumerate().collect();
+    ensure!(inputs.iter().any(|input| input["ids"].as_array().is_some_and(|ids| ids.len() > 16)), "a long input");
+    check_embeddings(&client, model, &all).await?;
+    for one in &all {
+        check_embeddings(&client, model, std::slice::from_ref(one)).await?;
+    }
+    let longest = inputs.iter().max_by_key(|input| input["ids"].as_array().map_or(0, Vec::len)).context("an input")?;
+    let cached = async |body: Value, path: &str| -> anyhow::Result<u64> {
+        let (status, answer) = client.post(path, &body).await?;
+        ensure!(status == 200, "{answer}");
+        Ok(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0))
+    };
+    let found = cached(json!({"input": longest["ids"]}), "/v1/embeddings").await?;
+    let each = cached(json!({"input": longest["ids"], "task": "token_embed"}), "/pooling").await?;
+    ensure!(found >= 16 && each == 0, "{found} and {each} tokens were found again");
     Ok(())
 }
 
@@ -234,5 +263,93 @@ async fn pairs_are_rendered_by_the_users_template() -> anyhow::Result<()> {
     let server = Server::start(&flags).await?;
     let (status, refusal) = server.client().post("/score", &with("instruction", json!("find"))).await?;
     ensure!(status == 400 && refusal.to_string().contains("--chat-template"), "{refusal}");
+    Ok(())
+}
+
+/// A linear layer that is made up.
+struct Layer {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    width: usize,
+}
+
+impl Layer {
+    fn new(rows: usize, width: usize) -> Self {
+        let number = |index: usize| (index as f32 * 0.7).sin() / 4.0;
+        Self { weight: (0..rows * width).map(number).collect(), bias: (1..=rows).map(number).collect(), width }
+    }
+
+    fn of(&self, row: &[f32]) -> Vec<f32> {
+        let dot = |(weight, bias): (&[f32], &f32)| weight.iter().zip(row).map(|(a, b)| a * b).sum::<f32>() + bias;
+        self.weight.chunks(self.width).zip(&self.bias).map(dot).collect()
+    }
+
+    /// Writes it as PyTorch does.
+    fn save(&self, file: &std::path::Path) -> anyhow::Result<()> {
+        let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        let (weight, bias, rows) = (bytes(&self.weight), bytes(&self.bias), self.bias.len());
+        let weight = TensorView::new(Dtype::F32, vec![rows, self.width], &weight)?;
+        let bias = TensorView::new(Dtype::F32, vec![rows], &bias)?;
+        Ok(std::fs::write(file, pickled(Form::Archive, &[("weight", weight), ("bias", bias)]))?)
+    }
+}
+
+fn close(got: &[f32], expected: &[f32]) -> bool {
+    got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4)
+}
+
+/// What `/pooling` gives of each token of a text: rows of numbers, or numbers.
+async fn of_tokens(client: &Client, body: &Value) -> anyhow::Result<Vec<Vec<f32>>> {
+    let (status, answer) = client.post("/pooling", body).await?;
+    ensure!(status == 200, "{answer}");
+    let rows = answer["data"][0]["data"].as_array().context("rows")?;
+    Ok(rows.iter().map(|row| row.as_f64().map_or_else(|| numbers(row), |number| vec![number as f32])).collect())
+}
+
+/// bge-m3: each token's vector and weight are what two layers beside the model's weights make of its hidden state.
+#[tokio::test]
+async fn tokens_have_vectors_and_weights() -> anyhow::Result<()> {
+    const WIDTH: usize = 96;
+    let model = zoo::folder().join("xlm-roberta-rerank");
+    if !model.is_dir() {
+        println!("xlm-roberta-rerank: not in this zoo");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    for entry in std::fs::read_dir(&model)? {
+        let file = entry?.file_name();
+        std::os::unix::fs::symlink(model.join(&file), folder.path().join(&file))?;
+    }
+    let (vector, weight) = (Layer::new(WIDTH, WIDTH), Layer::new(1, WIDTH));
+    vector.save(&folder.path().join("colbert_linear.pt"))?;
+    weight.save(&folder.path().join("sparse_linear.pt"))?;
+    let path = folder.path().display().to_string();
+    let serve = async |class: &str| {
+        let class = format!("{{\"architectures\": [\"{class}\"]}}");
+        Server::start(&[path.as_str(), "--dtype", "float32", "--hf-overrides", &class]).await
+    };
+    let text = "The cat sat on the mat.";
+    let asked = |task: &str| json!({"input": text, "task": task});
+    let plain = serve("XLMRobertaModel").await?;
+    let mut body = asked("token_embed");
+    body["use_activation"] = false.into();
+    let hidden = of_tokens(&plain.client(), &body).await?;
+    ensure!(hidden.len() > 3 && hidden.iter().all(|row| row.len() == WIDTH), "{} rows", hidden.len());
+    let dense = of_tokens(&plain.client(), &asked("embed")).await?;
+    drop(plain);
+
+    let server = serve("BgeM3EmbeddingModel").await?;
+    let client = server.client();
+    ensure!(close(&of_tokens(&client, &asked("embed")).await?.concat(), &dense.concat()), "the prompt's vector");
+    let vectors = of_tokens(&client, &asked("token_embed")).await?;
+    ensure!(vectors.len() == hidden.len() - 1, "{} vectors of {} tokens", vectors.len(), hidden.len());
+    for (got, row) in vectors.iter().zip(&hidden[1..]) {
+        let expected = vector.of(row);
+        let length = expected.iter().map(|number| number * number).sum::<f32>().sqrt();
+        ensure!(close(got, &expected.iter().map(|number| number / length).collect::<Vec<_>>()), "{got:?}");
+    }
+    let weights = of_tokens(&client, &asked("token_classify")).await?.concat();
+    let expected: Vec<f32> = hidden[1..hidden.len() - 1].iter().map(|row| weight.of(row)[0].max(0.0)).collect();
+    ensure!(close(&weights, &expected), "{weights:?}, not {expected:?}");
     Ok(())
 }

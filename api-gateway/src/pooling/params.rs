@@ -32,6 +32,37 @@ pub enum Wanted {
     Each,
     /// Each token's, and the tokens.
     EachWithTokens,
+    /// Each token's vector, of a model that gives one beside its output, and the tokens.
+    TokenVectors,
+    /// Each token's weight, of the same, and the tokens.
+    TokenWeights,
+}
+
+impl Wanted {
+    /// Whether the tokens themselves are.
+    fn with_tokens(self) -> bool {
+        matches!(self, Self::EachWithTokens | Self::TokenVectors | Self::TokenWeights)
+    }
+
+    /// Numbers of one output.
+    pub fn width(self, info: &PoolingInfo) -> usize {
+        let width = match (self, info.token_outputs) {
+            (Self::TokenVectors, Some(outputs)) => outputs.vector,
+            (Self::TokenWeights, Some(_)) => 1,
+            _ => info.width,
+        };
+        width.max(1) as usize
+    }
+
+    /// The first column of an output, of a model that gives more beside it.
+    fn first_column(self, info: &PoolingInfo) -> u32 {
+        let vector = info.token_outputs.map_or(0, |outputs| outputs.vector);
+        match self {
+            Self::TokenVectors => info.width,
+            Self::TokenWeights => info.width + vector,
+            Self::Pooled | Self::Each | Self::EachWithTokens => 0,
+        }
+    }
 }
 
 impl Params {
@@ -77,7 +108,7 @@ impl Params {
             session_id: reading.envelope.routing.session.clone(),
             data_parallel_rank: reading.envelope.routing.rank,
             sampling: Some(Sampling { temperature: 0.0, ..Sampling::default() }),
-            output: Some(Output { return_prompt_token_ids: wanted == Wanted::EachWithTokens, ..Output::default() }),
+            output: Some(Output { return_prompt_token_ids: wanted.with_tokens(), ..Output::default() }),
             n: 1,
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
@@ -106,10 +137,11 @@ fn refuse(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 fn pooling(info: &PoolingInfo, wanted: Wanted) -> Pooling {
-    match wanted {
-        Wanted::Pooled => Pooling { tokens: info.tokens, ..Pooling::default() },
-        Wanted::Each | Wanted::EachWithTokens => {
-            Pooling { tokens: Tokens::All.into(), each: true, ..Pooling::default() }
-        }
-    }
+    let each = wanted != Wanted::Pooled;
+    let tokens = if each { Tokens::All.into() } else { info.tokens };
+    let (first_column, columns) = match info.token_outputs {
+        Some(_) => (wanted.first_column(info), wanted.width(info) as u32),
+        None => (0, 0),
+    };
+    Pooling { tokens, each, first_column, columns, ..Pooling::default() }
 }

@@ -46,7 +46,16 @@ pub fn read(body: &[u8], reading: &Reading<'_>) -> Result<Job, ApiError> {
 /// Which outputs a body asks for by its `task`; absent: those that the model was made for.
 fn wanted(fields: &mut Fields<'_>, info: &PoolingInfo) -> Result<Wanted, ApiError> {
     let each = if info.step_token.is_some() { Wanted::EachWithTokens } else { Wanted::Each };
-    match (fields.text("task")?.as_deref(), info.task()) {
+    let task = fields.text("task")?;
+    if info.token_outputs.is_some() {
+        return match task.as_deref() {
+            None | Some("embed") => Ok(Wanted::Pooled),
+            Some("token_embed") => Ok(Wanted::TokenVectors),
+            Some("token_classify") => Ok(Wanted::TokenWeights),
+            Some(other) => Err(wrong("task", other, "`embed`, `token_embed` or `token_classify`")),
+        };
+    }
+    match (task.as_deref(), info.task()) {
         (None | Some("token_embed"), Task::TokenEmbed) => Ok(each),
         (Some(other), Task::TokenEmbed) => Err(wrong("task", other, "`token_embed`")),
         (None, Task::Reward) | (Some("token_classify"), Task::Reward | Task::Classify) => Ok(each),
@@ -73,13 +82,10 @@ impl Finish {
         mut outputs: Outputs,
         info: &PoolingInfo,
     ) -> Result<axum::response::Response, ApiError> {
-        let width = info.width.max(1) as usize;
+        let width = self.wanted.width(info);
         for (values, ids) in outputs.values.iter_mut().zip(&outputs.prompt_ids) {
             let mut rows: Vec<Vec<f32>> = values.chunks(width).map(<[f32]>::to_vec).collect();
-            if let Some(step) = info.step_token.filter(|_| self.wanted == Wanted::EachWithTokens) {
-                let mut ids = ids.iter();
-                rows.retain(|_| ids.next() == Some(&step));
-            }
+            self.leave_out(info, ids, &mut rows);
             rows.iter_mut().for_each(|row| self.finish(info, row));
             *values = rows.concat();
         }
@@ -97,9 +103,32 @@ impl Finish {
         }))
     }
 
+    /// Drops rows of tokens that have none.
+    fn leave_out(&self, info: &PoolingInfo, ids: &[u32], rows: &mut Vec<Vec<f32>>) {
+        if let Some(step) = info.step_token.filter(|_| self.wanted == Wanted::EachWithTokens) {
+            let mut ids = ids.iter();
+            rows.retain(|_| ids.next() == Some(&step));
+        }
+        let Some(outputs) = info.token_outputs.filter(|_| self.wanted != Wanted::Pooled) else { return };
+        if self.wanted == Wanted::TokenWeights
+            && outputs.eos_token.is_some()
+            && outputs.eos_token.as_ref() == ids.last()
+        {
+            rows.pop();
+        }
+        if outputs.bos_token.is_some() && outputs.bos_token.as_ref() == ids.first() && !rows.is_empty() {
+            rows.remove(0);
+        }
+    }
+
     /// One row, of a prompt or of a token.
     fn finish(&self, info: &PoolingInfo, row: &mut Vec<f32>) {
-        if matches!(info.task(), Task::Embed | Task::TokenEmbed) {
+        if self.wanted == Wanted::TokenWeights {
+            // A weight counts where it is positive.
+            if self.activates.unwrap_or(true) {
+                row.iter_mut().for_each(|weight| *weight = weight.max(0.0));
+            }
+        } else if matches!(info.task(), Task::Embed | Task::TokenEmbed) {
             let normalize = self.activates.unwrap_or(info.normalize);
             EmbeddingShape { dimensions: self.dimensions, normalize }.apply(row);
         } else if self.activates.unwrap_or(true) {
@@ -109,7 +138,7 @@ impl Finish {
 
     /// A list of numbers, or of such lists, one a token.
     fn write(&self, out: &mut Vec<u8>, values: &[f32], width: usize) {
-        if self.wanted == Wanted::Pooled {
+        if matches!(self.wanted, Wanted::Pooled | Wanted::TokenWeights) {
             return answer::numbers(out, values, self.encoding);
         }
         if let Some(text) = self.encoding.json_text(values) {

@@ -5,6 +5,7 @@ use std::path::Path;
 use link::{Address, Link, LinkOptions, Listener, hello};
 use proto::{
     Admitted, Delta, Event, EventBatch, Failure, FinishReason, Inbound, Request, event, failure, inbound::Event as In,
+    prompt::Kind,
 };
 
 /// Both ends that the gateway dials.
@@ -113,7 +114,12 @@ pub fn number(request: &Request) -> u64 {
 }
 
 pub fn admitted(request: &Request, prompt_tokens: u32) -> Event {
-    let admitted = Admitted { prompt_tokens, cached_tokens: 1, ..Admitted::default() };
+    let kind = request.prompt.as_ref().and_then(|prompt| prompt.kind.as_ref());
+    let prompt_ids = match (kind, &request.output) {
+        (Some(Kind::Ids(prompt)), Some(output)) if output.return_prompt_token_ids => prompt.ids.clone(),
+        _ => Vec::new(),
+    };
+    let admitted = Admitted { prompt_tokens, cached_tokens: 1, prompt_ids, ..Admitted::default() };
     Event { number: number(request), kind: Some(event::Kind::Admitted(admitted.into())) }
 }
 

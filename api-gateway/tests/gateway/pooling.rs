@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proto::{
-    Delta, DeltaDetails, FinishReason, ModelInfo, PoolingInfo, Request,
+    Delta, DeltaDetails, FinishReason, ModelInfo, PoolingInfo, Request, TokenOutputs,
     pooling::Tokens,
     pooling_info::{Activation, Task},
     prompt::Kind,
@@ -318,6 +318,38 @@ async fn tokens_of_two_texts_find_each_other() {
     assert_eq!(answer["data"][0]["data"], json!([[0.0, 1.0], [0.6, 0.8]]));
     let (message, _) = pooling.refusal("/v1/embeddings", &json!({"input": "x"})).await;
     assert!(message.contains("a vector of each token") && message.contains("/rerank"), "{message}");
+}
+
+/// bge-m3: a vector of a prompt, and behind it a vector and a weight of each token; the first token has neither, the last
+/// one has no weight.
+#[tokio::test]
+async fn tokens_have_vectors_and_weights() {
+    let outputs = TokenOutputs { vector: 2, bos_token: Some(0), eos_token: Some(9) };
+    let info = PoolingInfo { token_outputs: Some(outputs), tokens: Tokens::All.into(), matryoshka: false, ..embeds() };
+    let mut pooling = Pooling::new(info).await;
+    let columns = |request: &Request| {
+        let pooling = request.pooling.expect("it pools");
+        (pooling.first_column, pooling.columns, pooling.each)
+    };
+    let ids = |ids: &[u32]| json!({"input": ids, "task": "token_embed"});
+    let (requests, answer) = pooling.ask("/pooling", &ids(&[0, 5, 9]), &[&[7.0, 7.0, 3.0, 4.0, 0.0, 2.0]]).await;
+    assert_eq!(columns(&requests[0]), (4, 2, true));
+    assert_eq!(answer["data"][0]["data"], json!([[0.6, 0.8], [0.0, 1.0]]));
+    let (_, answer) = pooling.ask("/pooling", &ids(&[5]), &[&[0.0, 2.0]]).await;
+    assert_eq!(answer["data"][0]["data"], json!([[0.0, 1.0]]));
+    let weights = |ids: &[u32], raw: bool| json!({"input": ids, "task": "token_classify", "use_activation": !raw});
+    let (requests, answer) = pooling.ask("/pooling", &weights(&[0, 5, 6, 9], false), &[&[7.0, 0.5, -0.5, 7.0]]).await;
+    assert_eq!((columns(&requests[0]), &answer["data"][0]["data"]), ((6, 1, true), &json!([0.5, 0.0])));
+    let (_, answer) = pooling.ask("/pooling", &weights(&[0, 5, 6], true), &[&[7.0, 0.5, -0.5]]).await;
+    assert_eq!(answer["data"][0]["data"], json!([0.5, -0.5]));
+    let (_, answer) = pooling.ask("/pooling", &weights(&[0, 9], false), &[&[7.0, 7.0]]).await;
+    assert_eq!(answer["data"][0]["data"], json!([]));
+    for path in ["/v1/embeddings", "/pooling"] {
+        let (requests, _) = pooling.ask(path, &json!({"input": "x"}), &[&[1.0, 0.0, 0.0, 0.0]]).await;
+        assert_eq!(columns(&requests[0]), (0, 4, false), "{path}");
+    }
+    let (message, _) = pooling.refusal("/pooling", &json!({"input": "x", "task": "classify"})).await;
+    assert!(message.contains("token_classify"), "{message}");
 }
 
 #[tokio::test]

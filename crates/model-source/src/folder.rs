@@ -31,6 +31,8 @@ const SMALL: &[&str] = &[
     "vocab.txt",
 ];
 
+/// Layers of bge-m3 beside its weights.
+const BESIDE: [&str; 2] = ["colbert_linear.pt", "sparse_linear.pt"];
 /// What PEFT writes beside an adapter's weights.
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// An adapter's weights; the first that is there counts.
@@ -127,13 +129,14 @@ pub(crate) fn small_files(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).filter(wanted).collect()
 }
 
-/// The weights of modules of sentence-transformers: `2_Dense/model.safetensors`, or PyTorch's file where that is all.
+/// The weights of modules of sentence-transformers (`2_Dense/model.safetensors`, or PyTorch's file where that is all) and
+/// of bge-m3's layers.
 pub(crate) fn module_weights(names: &[String]) -> Vec<String> {
     let has = |wanted: &str| names.iter().any(|name| name == wanted);
     let wanted = |name: &&String| match of_module(name) {
         Some("model.safetensors") => true,
         Some(torch @ "pytorch_model.bin") => !has(&name.replace(torch, "model.safetensors")),
-        _ => false,
+        _ => BESIDE.contains(&name.as_str()),
     };
     names.iter().filter(wanted).cloned().collect()
 }

@@ -129,6 +129,8 @@ pub enum HeadSpec {
     /// What linear layers make of them, one after the other: embeddings of another width (ColBERT, the `Dense` modules
     /// of sentence-transformers).
     Projected(Vec<ProjectionSpec>),
+    /// They themselves and, side by side behind them, what each of these layers makes of them (bge-m3).
+    HiddenWith(Vec<ProjectionSpec>),
 }
 
 impl HeadSpec {
@@ -141,7 +143,7 @@ impl HeadSpec {
     pub fn logits(&self) -> Option<&LogitsSpec> {
         match self {
             Self::Logits(logits) => Some(logits),
-            Self::Hidden | Self::Classes(_) | Self::Projected(_) => None,
+            Self::Hidden | Self::Classes(_) | Self::Projected(_) | Self::HiddenWith(_) => None,
         }
     }
 
@@ -153,7 +155,7 @@ impl HeadSpec {
     }
 }
 
-/// A linear layer after pooling: `activation(W x + b)`.
+/// A linear layer of a head that embeds: `activation(W x + b)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectionSpec {
     /// The file that holds it, relative to the model's folder; absent: those of the model's other weights.

@@ -29,7 +29,7 @@ pub(crate) struct OutputActivations {
     pub(crate) picked_mixed: Act,
     /// Rows for the head, where those are not as wide as the residual stream.
     pub(crate) projected: Option<Act>,
-    /// What each linear layer after pooling gives; the last one's is what the head gives.
+    /// What each linear layer of a head that embeds gives.
     pub(crate) projections: Vec<Act>,
     /// What the head gives: this rank's part of the logits, or whole rows of anything else.
     pub(crate) out: Act,
@@ -167,6 +167,13 @@ impl OutputActivations {
                 let buffer = |(layer, role): (&ProjectedLinear, _)| buffers.exact(role, 1, layer.width, backend);
                 projections = layers.iter().zip(roles).map(buffer).collect();
                 projections.last().copied().unwrap_or(picked)
+            }
+            Head::HiddenWith(layers) => {
+                let buffer = |layer: &ProjectedLinear| buffers.exact("projection", 1, layer.width, backend);
+                projections = layers.iter().map(buffer).collect();
+                projected = output.norm.map(|_| buffers.exact("hidden states", 1, hidden, backend));
+                let width = layers.iter().fold(hidden, |sum, layer| sum + layer.width);
+                buffers.exact("hidden states and more", 1, width, backend)
             }
             Head::Hidden if output.norm.is_some() => buffers.exact("hidden states", 1, hidden, backend),
             Head::Hidden => picked,

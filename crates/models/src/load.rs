@@ -363,7 +363,7 @@ fn adapted_elsewhere(
 
 /// Files beside the model's own that hold a part of its head.
 fn files_beside(head: &HeadSpec) -> Vec<&str> {
-    let HeadSpec::Projected(projections) = head else { return Vec::new() };
+    let (HeadSpec::Projected(projections) | HeadSpec::HiddenWith(projections)) = head else { return Vec::new() };
     projections.iter().filter_map(|projection| projection.file.as_deref()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use models::{
     Model,
-    pooling::{PoolingMethod, PoolingSpec, PoolingTask, ScoreActivation},
+    pooling::{PoolingMethod, PoolingSpec, PoolingTask, ScoreActivation, TokenOutputs},
 };
 use proto::{
     PoolingInfo,
@@ -33,10 +33,16 @@ pub(super) fn pooling_info(spec: &PoolingSpec, model: &Model) -> PoolingInfo {
         ScoreActivation::Sigmoid => Activation::Sigmoid,
         ScoreActivation::Softmax => Activation::Softmax,
     };
+    let token_outputs = spec.token_outputs.as_ref().map(|TokenOutputs { vector, bos_token, eos_token }| {
+        proto::TokenOutputs { vector: *vector, bos_token: *bos_token, eos_token: *eos_token }
+    });
+    // A token's vector and weight lie behind a prompt's.
+    let behind = token_outputs.map_or(0, |outputs| outputs.vector as usize + 1);
+    let width = model.runner.output_width() - behind;
     PoolingInfo {
         task: task.into(),
         tokens: tokens.into(),
-        width: model.runner.output_width() as u32,
+        width: width as u32,
         normalize: spec.normalize,
         activation: activation.into(),
         labels: spec.labels.clone(),
@@ -46,5 +52,6 @@ pub(super) fn pooling_info(spec: &PoolingSpec, model: &Model) -> PoolingInfo {
         default_prompt: spec.default_prompt.clone().unwrap_or_default(),
         step_token: spec.step_token,
         score_class: spec.score_class,
+        token_outputs,
     }
 }

@@ -1,10 +1,10 @@
 //! Steps of models that pool: a plan is one forward pass, whose rows add to their sequences' outputs; the row that
 //! completes a prompt gives the output. Nothing is sampled, so a step is over when it is submitted.
 
-use std::{ops::Range, time::Instant};
+use std::{borrow::Cow, ops::Range, time::Instant};
 
 use models::{PooledRows, PooledStep, pooling::PoolingMethod};
-use proto::{Pooled, StepPlan, StepResult, Want};
+use proto::{Pooled, Pooling, StepPlan, StepResult, Want};
 
 use super::{
     Engine, Flight,
@@ -24,11 +24,24 @@ pub(crate) struct PartialOutput {
     tokens: usize,
     /// Where the prompt's second text begins.
     second_text: Option<u32>,
+    /// Of each output of the model, what counts; absent: all of it.
+    columns: Option<Range<usize>>,
 }
 
 impl PartialOutput {
-    pub(crate) fn new(method: PoolingMethod, second_text: Option<u32>) -> Self {
-        Self { method, values: Vec::new(), tokens: 0, second_text }
+    pub(crate) fn new(method: PoolingMethod, asked: &Pooling) -> Self {
+        let method = if asked.each { PoolingMethod::Each } else { method };
+        let (first, columns) = (asked.first_column as usize, asked.columns as usize);
+        let columns = (columns > 0).then(|| first..first + columns);
+        Self { method, values: Vec::new(), tokens: 0, second_text: asked.second_text, columns }
+    }
+
+    /// The columns that count, of outputs of `width` numbers.
+    fn picked<'a>(&self, outputs: &'a [f32], width: usize) -> Cow<'a, [f32]> {
+        match &self.columns {
+            Some(columns) => outputs.chunks_exact(width).flat_map(|row| &row[columns.clone()]).copied().collect(),
+            None => Cow::Borrowed(outputs),
+        }
     }
 
     /// Which of a chunk's rows count, by offset, each range one output of the model.
@@ -130,7 +143,7 @@ impl Engine<'_> {
         for row in rows(plan) {
             let slot = self.slots.get(row.slot).ok_or_else(|| no_slot(plan.step, row.slot))?;
             check_positions(plan.step, &row, slot, 0)?;
-            let (pooled_row, wanted) = pooled_row(plan.step, &row, slot)?;
+            let (pooled_row, wanted) = pooled_row(plan.step, &row, slot, self.model.output_width())?;
             ranges.extend(wanted.into_iter().map(|range| range.start + first_row..range.end + first_row));
             first_row += pooled_row.tokens;
             add_types(&mut token_types, first_row, &row, slot);
@@ -165,7 +178,8 @@ impl Engine<'_> {
             outputs = others;
             let Some(partial) = self.slots.get_mut(row.slot).and_then(|slot| slot.pooled.as_mut()) else { continue };
             if !own.is_empty() {
-                partial.add(own, row.tokens);
+                let own = partial.picked(own, width);
+                partial.add(&own, row.tokens);
             }
             if row.is_last {
                 result.slot.push(row.slot);
@@ -178,11 +192,15 @@ impl Engine<'_> {
     }
 }
 
-/// What a row of a plan adds to its sequence's output, and which of its tokens do, by offset.
-fn pooled_row(step: u64, row: &Row, slot: &Slot) -> Result<(PooledRow, Vec<Range<usize>>), StepError> {
+/// What a row of a plan adds to its sequence's output, and which of its tokens do, by offset. The model's outputs have
+/// `width` numbers.
+fn pooled_row(step: u64, row: &Row, slot: &Slot, width: usize) -> Result<(PooledRow, Vec<Range<usize>>), StepError> {
     let Some(partial) = &slot.pooled else {
         return Err(malformed(step, "a sequence to be continued, on a worker whose model pools"));
     };
+    if partial.columns.as_ref().is_some_and(|columns| columns.end > width) {
+        return Err(malformed(step, "a sequence with columns that the model's outputs lack"));
+    }
     let (is_last, tokens) = (row.want == Want::Pool as i32, row.len as usize);
     let wanted = partial.wanted(row.start as usize, tokens, is_last);
     Ok((PooledRow { slot: row.slot, tokens, outputs: wanted.len(), is_last }, wanted))
@@ -217,9 +235,23 @@ fn check_rows(plan: &StepPlan) -> Result<(), StepError> {
 mod tests {
     use super::*;
 
+    fn partial(method: PoolingMethod) -> PartialOutput {
+        PartialOutput::new(method, &Pooling::default())
+    }
+
+    #[test]
+    fn columns_are_picked() {
+        let asked = Pooling { first_column: 1, columns: 2, each: true, ..Pooling::default() };
+        let mut partial = PartialOutput::new(PoolingMethod::Cls, &asked);
+        assert_eq!(partial.wanted(0, 2, true).len(), 2);
+        let picked = partial.picked(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3);
+        partial.add(&picked, 2);
+        assert_eq!(partial.finish(), [2.0, 3.0, 5.0, 6.0]);
+    }
+
     #[test]
     fn a_mean_over_chunks_is_the_mean() {
-        let mut partial = PartialOutput::new(PoolingMethod::Mean, None);
+        let mut partial = partial(PoolingMethod::Mean);
         assert_eq!(partial.wanted(0, 3, false), [Range { start: 0, end: 3 }]);
         partial.add(&[1.0, 8.0], 3);
         assert_eq!(partial.values, [1.0, 8.0]);
@@ -230,21 +262,21 @@ mod tests {
     #[test]
     fn outputs_of_tokens_are_folded_over_chunks() {
         let pooled = |method| {
-            let mut partial = PartialOutput::new(method, None);
+            let mut partial = partial(method);
             partial.add(&[1.0, 8.0, 3.0, 2.0], 2);
             partial.add(&[2.0, 5.0], 1);
             partial.finish()
         };
         assert_eq!(pooled(PoolingMethod::Max), [3.0, 8.0]);
         let close = |got: Vec<f32>, want: [f32; 2]| got.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-6);
-        let mut sparse = PartialOutput::new(PoolingMethod::SparseMax, None);
+        let mut sparse = partial(PoolingMethod::SparseMax);
         sparse.add(&[-1.0, 0.5, -2.0, 3.0], 2);
         sparse.add(&[-4.0, 1.0], 1);
         assert!(close(sparse.finish(), [0.0, 4f32.ln()]));
         assert!(close(pooled(PoolingMethod::SparseSum), [24f32.ln(), 162f32.ln()]));
         let weighted = pooled(PoolingMethod::WeightedMean);
         assert!((weighted[0] - 13.0 / 6.0).abs() < 1e-6 && (weighted[1] - 27.0 / 6.0).abs() < 1e-6, "{weighted:?}");
-        let mut partial = PartialOutput::new(PoolingMethod::MeanSqrtLen, None);
+        let mut partial = partial(PoolingMethod::MeanSqrtLen);
         partial.add(&[2.0], 1);
         partial.add(&[4.0], 3);
         assert_eq!(partial.finish(), [7.0]);
@@ -252,7 +284,7 @@ mod tests {
 
     #[test]
     fn methods_want_their_rows() {
-        let wanted = |method, start, len, is_last| PartialOutput::new(method, None).wanted(start, len, is_last).len();
+        let wanted = |method, start, len, is_last| partial(method).wanted(start, len, is_last).len();
         assert_eq!([wanted(PoolingMethod::Cls, 0, 4, false), wanted(PoolingMethod::Cls, 4, 4, true)], [1, 0]);
         assert_eq!([wanted(PoolingMethod::Last, 0, 4, false), wanted(PoolingMethod::Last, 4, 4, true)], [0, 1]);
         assert_eq!(wanted(PoolingMethod::Each, 4, 3, false), 3);

@@ -187,10 +187,7 @@ impl Slots {
     fn add(&mut self, step: u64, new: NewSequence) -> Result<(), StepError> {
         let pooled = match (&new.pooling, self.pooling) {
             (None, None) => None,
-            (Some(pooling), Some(method)) => {
-                let method = if pooling.each { PoolingMethod::Each } else { method };
-                Some(PartialOutput::new(method, pooling.second_text))
-            }
+            (Some(asked), Some(method)) => Some(PartialOutput::new(method, asked)),
             (Some(_), None) => return Err(malformed(step, "this worker cannot pool a sequence")),
             (None, Some(_)) => return Err(malformed(step, "this worker's model cannot continue a sequence")),
         };

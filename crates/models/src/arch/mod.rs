@@ -2,6 +2,7 @@
 
 mod baichuan;
 mod bert;
+mod bge_m3;
 mod bloom;
 mod cohere;
 mod dbrx;

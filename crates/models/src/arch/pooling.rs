@@ -6,8 +6,8 @@ use model_spec::{
 };
 
 use super::{
-    Architecture, Blueprint, Folder, bert, distilbert, gemma, gte, jina_bert, llama, modernbert, mpnet, nomic_bert,
-    phi3, splade, t5,
+    Architecture, Blueprint, Folder, bert, bge_m3, distilbert, gemma, gte, jina_bert, llama, modernbert, mpnet,
+    nomic_bert, phi3, splade, t5,
 };
 use crate::weights::{Names, ParamId};
 
@@ -17,6 +17,7 @@ const POOLING: &[(&str, Architecture, ReadHead)] = &[
     ("BertForSequenceClassification", bert::bert, bert_classes),
     ("BertModel", bert::bert, hidden),
     ("BertSpladeSparseEmbeddingModel", bert::bert, splade::bert),
+    ("BgeM3EmbeddingModel", bert::roberta, bge_m3::head),
     ("CamembertModel", bert::roberta, hidden),
     ("ColBERTModel", bert::bert, late_interaction),
     ("ColBERTModernBertModel", modernbert::modernbert, late_interaction),

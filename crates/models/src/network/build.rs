@@ -89,6 +89,7 @@ impl Builder<'_> {
             HeadSpec::Hidden => Head::Hidden,
             HeadSpec::Classes(classes) => Head::Classes(self.classes_head(classes)?),
             HeadSpec::Projected(layers) => Head::Projected(self.projected_head(layers)?),
+            HeadSpec::HiddenWith(layers) => Head::HiddenWith(self.projected_head(layers)?),
         };
         Ok(Output { norm, head })
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Act, Backend, Entries, Epilogue, Norm, RowMeans, RowSelection};
+use kernels::ops::{Act, Backend, Entries, Epilogue, HeadColumns, Norm, RowMeans, RowSelection};
 use model_spec::{HeadActivation, Residual};
 
 use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear};
@@ -203,13 +203,23 @@ impl ForwardPass<'_, '_> {
                 let input = self.head_input(output.norm, activations);
                 self.project(layers, input, activations);
             }
-            Head::Hidden if !self.means.is_empty() => self.pick_means(output.norm, activations.out),
-            Head::Hidden => {
-                self.pick(activations);
-                if let Some(norm) = output.norm {
-                    self.backend.norm(activations.picked, norm, activations.out);
-                }
+            Head::HiddenWith(layers) => {
+                let rows = activations.projected.unwrap_or(activations.picked);
+                self.hidden(output.norm, rows, activations);
+                self.side_by_side(layers, rows, activations);
             }
+            Head::Hidden => self.hidden(output.norm, activations.out, activations),
+        }
+    }
+
+    /// The normed rows that the head is asked for, or their means, in `out`.
+    fn hidden(&mut self, norm: Option<Norm>, out: Act, activations: &OutputActivations) {
+        if !self.means.is_empty() {
+            return self.pick_means(norm, out);
+        }
+        self.pick(activations);
+        if let Some(norm) = norm {
+            self.backend.norm(activations.picked, norm, out);
         }
     }
 
@@ -232,6 +242,21 @@ impl ForwardPass<'_, '_> {
                 self.activate(activation, *out);
             }
             input = *out;
+        }
+    }
+
+    /// The rows, and behind them what each layer makes of them.
+    fn side_by_side(&mut self, layers: &[ProjectedLinear], rows: Act, activations: &OutputActivations) {
+        let at = |first| HeadColumns { first, stride: 0 };
+        let (out, mut end) = (activations.out, self.modules.hidden);
+        self.backend.copy_columns(rows, at(0), out, at(0), 1, end);
+        for (layer, part) in layers.iter().zip(&activations.projections) {
+            layer.linear.run(rows, Epilogue::Store, *part, self.backend);
+            if let Some(activation) = layer.activation {
+                self.activate(activation, *part);
+            }
+            self.backend.copy_columns(*part, at(0), out, at(end), 1, layer.width);
+            end += layer.width;
         }
     }
 

@@ -135,7 +135,7 @@ impl Network {
         let host_logits = match (&modules.output, shard.size) {
             (Some(output), size) if size > 1 && activations.all_logits().is_none() => match &output.head {
                 Head::Logits(head) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, head.width),
-                Head::Hidden | Head::Classes(_) | Head::Projected(_) => HostLogits::default(),
+                Head::Hidden | Head::Classes(_) | Head::Projected(_) | Head::HiddenWith(_) => HostLogits::default(),
             },
             _ => HostLogits::default(),
         };
@@ -211,6 +211,7 @@ impl Network {
             Some(Head::Logits(_)) => self.spec.vocab_size,
             Some(Head::Classes(classes)) => classes.count,
             Some(Head::Projected(layers)) => layers.last().map_or(self.spec.hidden_size, |layer| layer.width),
+            Some(Head::HiddenWith(layers)) => layers.iter().fold(self.spec.hidden_size, |sum, layer| sum + layer.width),
             Some(Head::Hidden) | None => self.spec.hidden_size,
         }
     }

@@ -69,6 +69,8 @@ pub(crate) enum Head {
     Classes(ClassesHead),
     /// What these make of the row, one after the other; every rank has all of it.
     Projected(Vec<ProjectedLinear>),
+    /// The row and, side by side behind it, what each of these makes of it; every rank has all of it.
+    HiddenWith(Vec<ProjectedLinear>),
 }
 
 /// From a normed row to class scores.
@@ -78,7 +80,7 @@ pub(crate) struct ClassesHead {
     pub count: usize,
 }
 
-/// A linear layer after pooling.
+/// A linear layer of a head that embeds.
 pub(crate) struct ProjectedLinear {
     pub linear: Linear,
     pub activation: Option<HeadActivation>,

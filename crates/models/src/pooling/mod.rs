@@ -40,10 +40,23 @@ pub struct PoolingSpec {
     pub score_class: Option<u32>,
     /// Scores are wanted at these tokens alone.
     pub step_token: Option<u32>,
+    /// What there is of each token beside a prompt's vector.
+    pub token_outputs: Option<TokenOutputs>,
     /// A prompt must be computed in one step: its tokens see those after them.
     pub whole_prompts: bool,
     /// Longest input, where it is shorter than the model's context.
     pub max_len: Option<usize>,
+}
+
+/// What a model gives of each token behind its vector of a prompt, as columns of one output (bge-m3).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenOutputs {
+    /// Numbers of a token's vector, for late interaction. Behind them is its weight, for lexical matching.
+    pub vector: u32,
+    /// The token that prompts begin with, which has neither.
+    pub bos_token: Option<u32>,
+    /// The token that prompts end with, which has no weight.
+    pub eos_token: Option<u32>,
 }
 
 /// What a pooling model is made for.
@@ -191,6 +204,7 @@ impl Planning<'_> {
         };
         let by_itself = self.files.pooling.is_none() && !self.is_sparse();
         let (whole_prompts, score_class) = (whole_prompts(self.spec), self.score_class(task, head));
+        let token_outputs = self.token_outputs(head)?;
         let spec = PoolingSpec {
             task,
             method,
@@ -202,6 +216,7 @@ impl Planning<'_> {
             prompts: self.files.prompts,
             default_prompt: self.files.default_prompt,
             score_class,
+            token_outputs,
             step_token: pooler.step_token,
             whole_prompts,
             max_len: self.files.max_len,
@@ -212,7 +227,7 @@ impl Planning<'_> {
     /// What the model is pooled for, and the head for that.
     fn task(&self) -> Result<(PoolingTask, NetworkHead), LoadError> {
         let stored = match &self.spec.head {
-            HeadSpec::Logits(_) | HeadSpec::Hidden => PoolingTask::Embed,
+            HeadSpec::Logits(_) | HeadSpec::Hidden | HeadSpec::HiddenWith(_) => PoolingTask::Embed,
             HeadSpec::Projected(_) => PoolingTask::TokenEmbed,
             HeadSpec::Classes(_) if self.is_sparse() => PoolingTask::Embed,
             HeadSpec::Classes(_) if self.spec.architecture.contains("RewardModel") => PoolingTask::Reward,
@@ -249,7 +264,10 @@ impl Planning<'_> {
             Conversion::Auto | Conversion::None | Conversion::Embed if !self.files.projections.is_empty() => {
                 Ok((PoolingTask::Embed, NetworkHead::Projected))
             }
-            Conversion::Auto | Conversion::None | Conversion::Embed => Ok((PoolingTask::Embed, NetworkHead::Hidden)),
+            Conversion::Auto | Conversion::None | Conversion::Embed => match &self.spec.head {
+                HeadSpec::HiddenWith(_) => Ok((PoolingTask::Embed, NetworkHead::Stored)),
+                _ => Ok((PoolingTask::Embed, NetworkHead::Hidden)),
+            },
             Conversion::Classify if has_scores => Ok((PoolingTask::Classify, NetworkHead::Stored)),
             Conversion::Reward if has_scores => Ok((PoolingTask::Reward, NetworkHead::Stored)),
             Conversion::Reward => Ok((PoolingTask::Reward, NetworkHead::Hidden)),
@@ -271,6 +289,13 @@ impl Planning<'_> {
             }
             _ => None,
         }
+    }
+
+    fn token_outputs(&self, head: NetworkHead) -> Result<Option<TokenOutputs>, ConfigError> {
+        let (HeadSpec::HiddenWith(layers), NetworkHead::Stored) = (&self.spec.head, head) else { return Ok(None) };
+        let token = |key| self.config.token_ids(key).map(|ids| ids.first().copied());
+        let vector = layers.first().map_or(0, |layer| layer.outputs as u32);
+        Ok(Some(TokenOutputs { vector, bos_token: token("bos_token_id")?, eos_token: token("eos_token_id")? }))
     }
 
     /// Linear layers come after pooling; what is pooled on the host afterwards cannot go through them. Logits of a

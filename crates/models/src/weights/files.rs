@@ -111,9 +111,13 @@ pub(crate) struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     /// A tensor, if it is there. Files saved from a model without its head lack the first word: `h.0.ln_1` stands for
-    /// `transformer.h.0.ln_1`.
+    /// `transformer.h.0.ln_1`. The first BERTs' norms have a `gamma` and a `beta`.
     pub(crate) fn get(self, name: &str) -> Option<Tensor<'a>> {
-        self.files.find(name).or_else(|| self.files.find(name.split_once('.')?.1))
+        let find = |name: &str| self.files.find(name).or_else(|| self.files.find(name.split_once('.')?.1));
+        find(name).or_else(|| {
+            let (norm, ending) = name.rsplit_once('.').filter(|(norm, _)| norm.ends_with("LayerNorm"))?;
+            find(&format!("{norm}.{}", if ending == "weight" { "gamma" } else { "beta" }))
+        })
     }
 
     /// A tensor that must be there.

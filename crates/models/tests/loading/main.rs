@@ -2,6 +2,7 @@
 
 mod cache_scales;
 mod moe;
+mod pickle;
 mod torch;
 
 use std::path::Path;

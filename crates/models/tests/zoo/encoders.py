@@ -191,6 +191,16 @@ def bert(w):
     return x
 
 
+def bge_m3(w):
+    """Hidden states, and behind them each token's vector and weight (before its ReLU)."""
+    positions = "bert.embeddings.position_embeddings.weight"
+    layers = {name.replace("roberta.", "bert."): tensor for name, tensor in w.items()}
+    layers[positions] = layers[positions][2:]  # behind the padding token's
+    x = bert(layers)
+    parts = {name.replace(".pt/", "."): tensor for name, tensor in w.items()}
+    return np.concatenate([x, linear(x, parts, "colbert_linear"), linear(x, parts, "sparse_linear")], -1)
+
+
 def of_first(model, dense, bend, classifier):
     """Class scores of the first token."""
     return lambda w: linear(bend(linear(model(w)[:1], w, dense)), w, classifier)
@@ -273,6 +283,10 @@ CASES.append((masked_head(bert, "cls.predictions.transform.dense", "cls.predicti
               {**SIZES, "architectures": ["BertForMaskedLM"]},
               BERT + shapes("cls.predictions.transform.dense: 16 16 +", "cls.predictions.transform.LayerNorm: 16")
               + [["cls.predictions.bias", [20]]]))
+CASES.append((bge_m3, {**SIZES, "architectures": ["BgeM3EmbeddingModel"], "pad_token_id": 1},
+              [[name.replace("bert.", "roberta."), shape] for name, shape in BERT]
+              + [["colbert_linear.pt/weight", [16, 16]], ["colbert_linear.pt/bias", [16]],
+                 ["sparse_linear.pt/weight", [1, 16]], ["sparse_linear.pt/bias", [1]]]))
 forward, config, tensors = CASES[0]
 tensors = [["distilbert." + name, shape] for name, shape in tensors]
 distil = lambda w: distilbert({name.removeprefix("distilbert."): tensor for name, tensor in w.items()})

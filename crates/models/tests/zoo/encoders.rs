@@ -8,6 +8,7 @@ use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 use crate::engine::{MEMORY, Setup, device, options};
+use crate::pickle::{Form, pickled};
 use crate::pooling::{Input, Of, whole};
 use crate::reference;
 
@@ -18,8 +19,9 @@ fn values(place: usize, shape: &[usize], name: &str) -> Vec<u8> {
     (0..shape.iter().product::<usize>()).flat_map(|i| (value(i as f64) as f32).to_le_bytes()).collect()
 }
 
-/// Names and shapes of tensors, and their bytes.
-type Tensors = Vec<(String, Vec<usize>, Vec<u8>)>;
+/// A tensor's name, shape and bytes.
+type Tensor = (String, Vec<usize>, Vec<u8>);
+type Tensors = Vec<Tensor>;
 
 fn tensors(case: &Value) -> Tensors {
     let tensors: Vec<(String, Vec<usize>)> = serde_json::from_value(case["tensors"].clone()).expect("names and shapes");
@@ -31,16 +33,31 @@ fn tensors(case: &Value) -> Tensors {
 }
 
 fn save(file: &Path, tensors: &Tensors) {
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).expect("a tensor"))
-    });
-    let bytes = safetensors::serialize(views.collect::<Vec<_>>(), None).expect("safetensors");
+    let bytes = safetensors::serialize(views(tensors), None).expect("safetensors");
     std::fs::write(file, bytes).expect("a file of tensors");
 }
 
 fn write(dir: &Path, case: &Value) {
     std::fs::write(dir.join("config.json"), case["config"].to_string()).expect("config.json");
-    save(&dir.join("model.safetensors"), &tensors(case));
+    let (beside, model): (Tensors, Tensors) = tensors(case).into_iter().partition(|(name, ..)| name.contains('/'));
+    save(&dir.join("model.safetensors"), &model);
+    for file in beside.chunk_by(|one, other| file_of(one) == file_of(other)) {
+        let bytes = pickled(Form::Archive, &views(file));
+        std::fs::write(dir.join(file_of(&file[0])), bytes).expect("a file of tensors");
+    }
+}
+
+/// The file beside the model's own that a tensor is in.
+fn file_of((name, ..): &Tensor) -> &str {
+    name.split('/').next().unwrap_or_default()
+}
+
+fn views(tensors: &[Tensor]) -> Vec<(&str, TensorView<'_>)> {
+    let view =
+        |shape: &[usize], bytes| TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes).expect("a tensor");
+    let named =
+        tensors.iter().map(|(name, shape, bytes)| (name.rsplit('/').next().unwrap_or_default(), view(shape, bytes)));
+    named.collect()
 }
 
 fn close(got: &[f32], want: &Value, tolerance: f32) {

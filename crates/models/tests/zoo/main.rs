@@ -15,6 +15,9 @@ mod gpu;
 mod group;
 mod merged_adapters;
 mod networks;
+#[expect(dead_code, reason = "other tests use all of it")]
+#[path = "../loading/pickle.rs"]
+mod pickle;
 mod pooled_table;
 mod pooling;
 mod reference;

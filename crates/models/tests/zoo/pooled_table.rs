@@ -65,6 +65,7 @@ fn class_of(folder: &str) -> Option<String> {
 fn gives(class: &str) -> &'static str {
     match class {
         "BertForMaskedLM" | "BertSpladeSparseEmbeddingModel" | "DistilBertForMaskedLM" => "sparse vectors (SPLADE)",
+        "BgeM3EmbeddingModel" => "vectors; a vector and a weight a token",
         _ if class.contains("ColBERT") => "a vector a token",
         _ if class.contains("RewardModel") => "scores of tokens",
         _ if class.ends_with("ForSequenceClassification") => "class scores",

@@ -14,7 +14,7 @@ fn pools() -> Config {
 }
 
 fn pooled(number: u64, prompt_tokens: u32, tokens: Tokens) -> proto::Request {
-    let pooling = Some(Pooling { tokens: tokens.into(), each: false, second_text: None });
+    let pooling = Some(Pooling { tokens: tokens.into(), ..Pooling::default() });
     proto::Request { pooling, max_tokens: None, ..request(number, prompt_tokens, 0) }
 }
 

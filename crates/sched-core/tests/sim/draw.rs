@@ -88,7 +88,7 @@ pub fn request(source: &mut Source, number: u64, config: &Config) -> proto::Requ
     let adapter = if source.chance(60) { "" } else { ["lora", "other", "third", "fourth"][source.below(4) as usize] };
     let media = media(source, length);
     let left = config.max_model_len.saturating_sub(length);
-    let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32, each: false, second_text: None });
+    let pooling = source.chance(12).then(|| Pooling { tokens: source.below(2) as i32, ..Pooling::default() });
     let no_max_tokens = source.chance(if pooling.is_some() { 95 } else { 25 });
     let max_tokens = if no_max_tokens { None } else { Some(source.between(0, left.min(20) + 1)) };
     let sampling = Sampling {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use model_files::{Format, WeightFiles};
+use model_files::{FilesError, Format, WeightFiles};
 
 use super::beside::FilesBeside;
 use super::files::{Files, Tensor, Tensors};
@@ -47,7 +47,13 @@ impl Checkpoint {
     /// With the tensors of files that lie beside the model's own; paths are relative to its folder.
     pub(crate) fn with(mut self, beside: &[&str]) -> Result<Self, LoadError> {
         if !beside.is_empty() {
-            let open = |path: &&str| Ok(((*path).to_owned(), open_files(&self.model.join(path))?));
+            let open = |path: &&str| {
+                let file = self.model.join(path);
+                if !file.is_file() {
+                    return Err(FilesError::MissingShard { file, named_by: "the model's head".to_owned() }.into());
+                }
+                Ok(((*path).to_owned(), open_files(&file)?))
+            };
             let others = beside.iter().map(open).collect::<Result<_, LoadError>>()?;
             self.files = Box::new(FilesBeside { model: self.files, others });
         }

@@ -91,6 +91,19 @@ fn encoders_give_what_numpy_does() {
     }
 }
 
+/// A file of bge-m3's that was not downloaded is named.
+#[test]
+fn a_missing_layer_is_named() {
+    let cases: Value = serde_json::from_str(include_str!("encoders.json")).expect("JSON");
+    let bge_m3 = |case: &&Value| case["config"]["architectures"][0] == "BgeM3EmbeddingModel";
+    let dir = tempfile::tempdir().expect("a folder");
+    write(dir.path(), cases["cases"].as_array().expect("cases").iter().find(bge_m3).expect("bge-m3"));
+    std::fs::remove_file(dir.path().join("sparse_linear.pt")).expect("it was there");
+    let setup = Setup::new(DType::F32);
+    let refusal = load_network(dir.path(), &options(setup), &mut device(setup), &mut |_| {}).map(drop).unwrap_err();
+    assert!(refusal.to_string().contains("sparse_linear.pt does not exist"), "{refusal}");
+}
+
 /// ColBERT's linear layer in a file of its own, as sentence-transformers keeps it, gives what ColBERT gives.
 #[test]
 fn a_dense_module_is_read_from_its_folder() {

@@ -92,23 +92,26 @@ pub(crate) fn rope_and_cache(
     for sequence in &batch.sequences {
         shape.check_blocks(sequence.start + sequence.num_rows, batch.blocks(sequence, table).len());
     }
-    qkv.for_each_row(pool, 4, &|row| {
-        let Some(sequence) = batch.owner(row) else { return };
-        // SAFETY: a row is one task's.
-        let qkv = unsafe { qkv.row_mut(row) };
-        if let Some(rotation) = rotation {
-            let angles = &rotation.table[row * rotation.dim..][..rotation.dim];
-            let rotated = (heads.q + heads.kv) * heads.dim;
-            qkv[..rotated].chunks_exact_mut(heads.dim).for_each(|head| rotate(head, rotation, angles));
+    qkv.for_rows(pool, 4, &|rows| {
+        let mut places = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Some(sequence) = batch.owner(row) else { continue };
+            // SAFETY: a row is one task's.
+            let qkv = unsafe { qkv.row_mut(row) };
+            if let Some(rotation) = rotation {
+                let angles = &rotation.table[row * rotation.dim..][..rotation.dim];
+                let rotated = (heads.q + heads.kv) * heads.dim;
+                qkv[..rotated].chunks_exact_mut(heads.dim).for_each(|head| rotate(head, rotation, angles));
+            }
+            let position = sequence.start + row - sequence.first_row;
+            let block = batch.blocks(sequence, table)[position / shape.block_size];
+            places.push((&*qkv, CacheSlot { block, slot: position % shape.block_size }));
         }
-        let position = sequence.start + row - sequence.first_row;
-        let block = batch.blocks(sequence, table)[position / shape.block_size];
-        let slot = CacheSlot { block, slot: position % shape.block_size };
         match shape.dtype {
-            KvDType::Float(DType::F32) => store::<F32>(qkv, heads, slot, to),
-            KvDType::Float(DType::Bf16) => store::<Bf16>(qkv, heads, slot, to),
-            KvDType::Float(DType::F16) => store::<F16>(qkv, heads, slot, to),
-            KvDType::E4m3 => store::<E4m3>(qkv, heads, slot, to),
+            KvDType::Float(DType::F32) => store::<F32>(&places, heads, to),
+            KvDType::Float(DType::Bf16) => store::<Bf16>(&places, heads, to),
+            KvDType::Float(DType::F16) => store::<F16>(&places, heads, to),
+            KvDType::E4m3 => store::<E4m3>(&places, heads, to),
         }
     });
 }
@@ -135,17 +138,19 @@ fn rotate(head: &mut [f32], rotation: Rotation<'_>, angles: &[f32]) {
     }
 }
 
-/// Writes one row's k and v to its slot.
-fn store<E: Element>(qkv: &[f32], heads: Heads, slot: CacheSlot, to: Target<'_>) {
-    let (keys, values) = qkv[heads.q * heads.dim..].split_at(heads.kv * heads.dim);
-    for (head, key) in keys.chunks_exact(heads.dim).enumerate() {
-        let value = (!to.kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
-        // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which
-        // nobody writes.
-        unsafe {
-            let key = Scaled { numbers: key, factor: to.factors.key };
-            let value = value.map(|numbers| Scaled { numbers, factor: to.factors.value });
-            to.kv.write::<E>(slot, head, key, value);
+/// Writes rows' k and v to their slots, head by head: those of a block's head lie close together.
+fn store<E: Element>(places: &[(&[f32], CacheSlot)], heads: Heads, to: Target<'_>) {
+    for head in 0..heads.kv {
+        for (qkv, slot) in places {
+            let (keys, values) = qkv[heads.q * heads.dim..].split_at(heads.kv * heads.dim);
+            let value = (!to.kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
+            // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which
+            // nobody writes.
+            unsafe {
+                let key = Scaled { numbers: &keys[head * heads.dim..][..heads.dim], factor: to.factors.key };
+                let value = value.map(|numbers| Scaled { numbers, factor: to.factors.value });
+                to.kv.write::<E>(*slot, head, key, value);
+            }
         }
     }
 }

@@ -293,6 +293,19 @@ impl<E: Element> Span<'_, E> {
             index
         };
         let hidden = S::splat(f32::NEG_INFINITY);
+        let params = &self.call.params;
+        if visible == (0..TILE)
+            && params.layer.soft_cap.is_none()
+            && params.alibi.is_none()
+            && params.relative.is_none()
+        {
+            let mut highest = hidden;
+            for i in (0..TILE).step_by(S::N) {
+                // SAFETY: vectors of the query's tile of scores.
+                highest = highest.max(unsafe { S::load(scores.add(i)) });
+            }
+            return highest.largest();
+        }
         let (first, last) = (S::splat(visible.start as f32), S::splat((visible.end - 1) as f32));
         let head = self.tile.kv_head * self.group + query % self.group;
         let slope = self.call.params.alibi.map_or(0.0, |slopes| slopes[head]);

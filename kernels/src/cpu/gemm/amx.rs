@@ -7,8 +7,10 @@
 use super::needs::Needs;
 use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::{PANEL, TILE_K};
+use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
 use crate::cpu::simd::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply, release, store, zero};
+use crate::cpu::simd::{Kernel, Simd, vectorize};
 use std::arch::x86_64::{__m256bh, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps};
 use std::ops::Range;
 
@@ -249,9 +251,7 @@ impl Strip<'_> {
                 }
             }
         }
-        for (panel, sums) in sums.iter().enumerate().take(self.panels.len()) {
-            self.write(self.row_tiles.start, panel, sums);
-        }
+        vectorize(Isa::Amx, Finish { strip: self, sums: sums.as_ptr(), tiles: 1 });
     }
 
     /// # Safety
@@ -315,12 +315,7 @@ impl Strip<'_> {
                 }
             }
         }
-        for tile in 0..tiles {
-            for panel in 0..panels {
-                // SAFETY: all sums have been written.
-                self.write(self.row_tiles.start + tile, panel, unsafe { &*sums.add(tile * panels + panel) });
-            }
-        }
+        vectorize(Isa::Amx, Finish { strip: self, sums, tiles });
     }
 
     /// # Safety
@@ -405,12 +400,34 @@ impl Strip<'_> {
         }
     }
 
-    fn write(&self, row_tile: usize, panel: usize, sums: &Sums) {
+    #[inline(always)]
+    fn write<S: Simd>(&self, row_tile: usize, panel: usize, sums: &Sums) {
         let row = row_tile * TILE_ROWS;
         let col = (self.panels.start + panel) * PANEL;
         let tile =
             Tile { sums: &sums.0, stride: PANEL, row, col, rows: TILE_ROWS.min(self.product.rows - row), cols: PANEL };
         // SAFETY: each strip writes its own rows and columns.
-        unsafe { self.product.write(&tile) };
+        unsafe { self.product.write::<S>(&tile) };
+    }
+}
+
+/// Hands a strip's finished sums over: `[row tile][panel]`, all of them written.
+struct Finish<'a> {
+    strip: &'a Strip<'a>,
+    sums: *const Sums,
+    tiles: usize,
+}
+
+impl Kernel for Finish<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { strip, sums, tiles } = self;
+        let panels = strip.panels.len();
+        for tile in 0..tiles {
+            for panel in 0..panels {
+                // SAFETY: there is a sum for every row tile and panel.
+                strip.write::<S>(strip.row_tiles.start + tile, panel, unsafe { &*sums.add(tile * panels + panel) });
+            }
+        }
     }
 }

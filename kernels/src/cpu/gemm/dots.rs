@@ -287,6 +287,6 @@ impl Strip<'_> {
         let rows = (R / DIGITS).min(self.job.product.rows - row);
         let tile = Tile { sums: &flat, stride: width, row, col: panel * PANEL, rows, cols: width };
         // SAFETY: each tile writes its own rows and columns.
-        unsafe { self.job.product.write(&tile) };
+        unsafe { self.job.product.write::<S>(&tile) };
     }
 }

@@ -108,7 +108,7 @@ impl<'a> Job<'a> {
             let block = std::slice::from_raw_parts_mut(at, self.cut.rows * self.k);
             let mut rows = [&[][..]; MOST_ROWS];
             (rows.iter_mut().enumerate().take(count)).for_each(|(row, x)| *x = self.product.row(first + row));
-            pack_block(&rows[..count], self.cut.rows, block);
+            pack_block(self.isa, &rows[..count], self.cut.rows, block);
         }
     }
 
@@ -148,7 +148,7 @@ impl<'a> Job<'a> {
 }
 
 /// `[k][rows]` from rows of x, zero where there is no row or column.
-fn pack_block(x: &[&[f32]], rows: usize, block: &mut [f32]) {
+fn pack_block(isa: Isa, x: &[&[f32]], rows: usize, block: &mut [f32]) {
     let width = x.first().map_or(0, |row| row.len());
     if rows == 1 {
         block[..width].copy_from_slice(x[0]);
@@ -158,11 +158,67 @@ fn pack_block(x: &[&[f32]], rows: usize, block: &mut [f32]) {
     if x.len() < rows || block.len() > width * rows {
         block.fill(0.0);
     }
-    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width) {
+    let turned = match isa {
+        // SAFETY: AVX-512 was detected, the rows have `width` columns, and the block has as many of `rows` numbers.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx | Isa::Avx512 => unsafe { turn(x, rows, block) },
+        _ => 0,
+    };
+    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width).skip(turned) {
         for (to, row) in column.iter_mut().zip(x) {
             *to = row[k];
         }
     }
+}
+
+/// Turns sixteen columns of up to sixteen rows at a time, as long as there are so many; returns how many columns it did.
+///
+/// # Safety
+/// AVX-512 is there, all rows of x are as long as the first, and the block has room for `rows` numbers of each column.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn turn(x: &[&[f32]], rows: usize, block: &mut [f32]) -> usize {
+    use std::arch::x86_64::*;
+    let columns = x[0].len() / 16 * 16;
+    let mask = ((1_u32 << rows) - 1) as u16;
+    for k in (0..columns).step_by(16) {
+        let mut a = [_mm512_setzero_ps(); 16];
+        for (a, row) in a.iter_mut().zip(x) {
+            // SAFETY: sixteen columns are left in the row.
+            *a = unsafe { _mm512_loadu_ps(row.as_ptr().add(k)) };
+        }
+        // Pairs of rows, then fours, inside lanes of four columns; then lanes change places.
+        let mut b = [_mm512_setzero_ps(); 16];
+        for i in 0..8 {
+            b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+            b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+        }
+        for i in 0..4 {
+            for half in 0..2 {
+                let (one, two) = (_mm512_castps_pd(b[4 * i + half]), _mm512_castps_pd(b[4 * i + 2 + half]));
+                a[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(one, two));
+                a[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(one, two));
+            }
+        }
+        // a[4 i + c] has rows 4 i .. 4 i + 4 of columns c, c + 4, c + 8 and c + 12.
+        for c in 0..4 {
+            let first = [
+                _mm512_shuffle_f32x4::<0x44>(a[c], a[4 + c]),
+                _mm512_shuffle_f32x4::<0xee>(a[c], a[4 + c]),
+                _mm512_shuffle_f32x4::<0x44>(a[8 + c], a[12 + c]),
+                _mm512_shuffle_f32x4::<0xee>(a[8 + c], a[12 + c]),
+            ];
+            b[c] = _mm512_shuffle_f32x4::<0x88>(first[0], first[2]);
+            b[4 + c] = _mm512_shuffle_f32x4::<0xdd>(first[0], first[2]);
+            b[8 + c] = _mm512_shuffle_f32x4::<0x88>(first[1], first[3]);
+            b[12 + c] = _mm512_shuffle_f32x4::<0xdd>(first[1], first[3]);
+        }
+        for (column, numbers) in b.iter().enumerate() {
+            // SAFETY: the mask keeps the write inside the column's place.
+            unsafe { _mm512_mask_storeu_ps(block.as_mut_ptr().add((k + column) * rows), mask, *numbers) };
+        }
+    }
+    columns
 }
 
 /// A task: a super-block of rows times a group of panels.
@@ -309,7 +365,7 @@ impl<W: Weights> Kernel for Typed<'_, W> {
                 }
             }
         }
-        strip.write(&sums);
+        strip.write::<S>(&sums);
     }
 }
 
@@ -463,7 +519,8 @@ impl Strip<'_> {
     }
 
     /// Hands the finished sums over.
-    fn write(&self, sums: &Sums) {
+    #[inline(always)]
+    fn write<S: Simd>(&self, sums: &Sums) {
         let width = self.cut.panels * PANEL;
         let row = self.blocks.start * self.cut.rows;
         let rows = self.blocks.len() * self.cut.rows;
@@ -480,13 +537,32 @@ impl Strip<'_> {
             cols: self.panels.len() * PANEL,
         };
         // SAFETY: each strip writes its own rows and columns.
-        unsafe { self.product.write(&tile) };
+        unsafe { self.product.write::<S>(&tile) };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_are_rows_turned() {
+        let isa = Isa::detect();
+        for rows in [2, 4, 6, 8, 12] {
+            for (count, width) in [(rows, 16), (rows, 50), (rows - 1, 33), (1, 48)] {
+                let numbers: Vec<f32> = (0..count * width).map(|number| number as f32).collect();
+                let x: Vec<&[f32]> = numbers.chunks(width).collect();
+                let k = width.next_multiple_of(2);
+                let mut block = vec![f32::NAN; k * rows];
+                pack_block(isa, &x, rows, &mut block);
+                for (at, got) in block.iter().enumerate() {
+                    let (column, row) = (at / rows, at % rows);
+                    let expected = if row < count && column < width { x[row][column] } else { 0.0 };
+                    assert_eq!(*got, expected, "{rows} rows, {count} of {width} columns, {column}, {row}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn cuts_cover_all_rows_with_little_padding() {

@@ -2,6 +2,7 @@
 
 use crate::cpu::gemm::pack::Packed;
 use crate::cpu::runtime::memory::Shared;
+use crate::cpu::simd::Simd;
 use crate::ops::Epilogue;
 
 /// Where the rows of an operand lie.
@@ -76,25 +77,25 @@ impl Product<'_> {
     /// # Safety
     /// No other task writes these elements, and rows are inside the output.
     #[inline(always)]
-    pub(super) unsafe fn write(&self, tile: &Tile<'_>) {
+    pub(super) unsafe fn write<S: Simd>(&self, tile: &Tile<'_>) {
         let cols = tile.cols.min(self.w.n - tile.col);
+        let bias = self.bias.map(|bias| bias[tile.col..tile.col + cols].as_ptr());
         for row in 0..tile.rows {
-            let sums = &tile.sums[row * tile.stride..][..cols];
-            // SAFETY: the columns are clipped to the row, and the rows are inside (the caller's promise).
-            let out = unsafe { std::slice::from_raw_parts_mut(self.out.at(tile.row + row).add(tile.col), cols) };
-            let bias = self.bias.map(|bias| &bias[tile.col..tile.col + cols]);
-            match (self.epilogue, bias) {
-                (Epilogue::Store, None) => out.copy_from_slice(sums),
-                (Epilogue::Store, Some(bias)) => {
-                    for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
-                        *out = sum + bias;
+            let sums = tile.sums[row * tile.stride..][..cols].as_ptr();
+            for col in (0..cols).step_by(S::N) {
+                let count = S::N.min(cols - col);
+                // SAFETY: the columns are clipped to the row and the bias, and the rows are inside (the caller's
+                // promise).
+                unsafe {
+                    let out = self.out.at(tile.row + row).add(tile.col + col);
+                    let mut sum = S::load_up_to(sums.add(col), count);
+                    if let Some(bias) = bias {
+                        sum = sum.add(S::load_up_to(bias.add(col), count));
                     }
-                }
-                (Epilogue::Accumulate, None) => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum),
-                (Epilogue::Accumulate, Some(bias)) => {
-                    for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
-                        *out += sum + bias;
+                    if self.epilogue == Epilogue::Accumulate {
+                        sum = S::load_up_to(out.cast_const(), count).add(sum);
                     }
+                    sum.store_up_to(out, count);
                 }
             }
         }

@@ -181,7 +181,7 @@ impl Strip<'_> {
                 rows: self.product.rows,
                 cols: C * PANEL,
             };
-            self.product.write(&tile);
+            self.product.write::<S>(&tile);
         }
     }
 }

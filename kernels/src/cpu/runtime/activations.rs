@@ -1,5 +1,7 @@
 //! Activation buffers: who has how many rows, and pointers that one operation may use side by side.
 
+use std::ops::Range;
+
 use crate::cpu::runtime::memory::{Region, Shared};
 use crate::cpu::runtime::pool::Pool;
 use crate::ops::{Act, Cols};
@@ -119,11 +121,16 @@ impl View {
 
     /// Runs `body` for every row, in tasks of a few rows; `cost` is the work of one element in multiplications.
     pub(crate) fn for_each_row(&self, pool: &mut Pool, cost: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.for_rows(pool, cost, &|rows| rows.for_each(body));
+    }
+
+    /// The same with some rows at a time.
+    pub(crate) fn for_rows(&self, pool: &mut Pool, cost: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         const TASK_WORK: usize = 1 << 16;
         let row_work = (self.width * cost).max(1);
         let rows = (TASK_WORK / row_work).clamp(1, self.rows.div_ceil(pool.threads()).max(1));
         pool.run_sized(self.rows.div_ceil(rows), self.rows * row_work, &|task, _| {
-            (task * rows..self.rows.min((task + 1) * rows)).for_each(body);
+            body(task * rows..self.rows.min((task + 1) * rows));
         });
     }
 }

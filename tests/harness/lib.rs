@@ -4,12 +4,14 @@ mod client;
 pub mod faults;
 mod gpu;
 mod processes;
+mod relay;
 mod server;
 pub mod zoo;
 
 pub use client::{Ask, Client, Said, Stream};
 pub use gpu::{Needs, is_on_gpu, lacks, max_workers};
 pub use processes::{Pid, cpu_ticks, descendants, now_ns, resident_bytes};
+pub use relay::Relay;
 pub use server::{Server, alone, free_port, quire_binary};
 
 use std::path::{Path, PathBuf};

@@ -12,6 +12,7 @@ mod networks;
 mod of_vllm;
 mod pods;
 mod proxies;
+mod relayed;
 mod slurm;
 mod systemd;
 mod tools;

@@ -129,9 +129,15 @@ impl Peers {
         refused.map_or(Ok(()), |status| Err(format!("A process does not begin its profile: {}", status.message())))
     }
 
-    /// Ends it; what those that answer have recorded.
+    /// Ends it; what those that answer have recorded. Of several of a kind, each has its number in its name.
     pub async fn stop_profile(&self) -> Vec<proto::StopProfileReply> {
-        join_all(self.all().map(ControlClient::stop_profile)).await.into_iter().filter_map(Result::ok).collect()
+        let mut replies = join_all(self.all().map(ControlClient::stop_profile)).await;
+        for (peer, reply) in self.pipeline.iter().zip(&mut replies) {
+            if let (Some((_, number)), Ok(reply)) = (peer.name.split_once(' '), reply) {
+                reply.service = format!("{} {number}", reply.service);
+            }
+        }
+        replies.into_iter().filter_map(Result::ok).collect()
     }
 
     /// Every other process.

@@ -70,7 +70,8 @@ impl Profiler {
         let (service, pid) = (self.process.status.service().to_owned(), std::process::id());
         replies.push(proto::StopProfileReply { service, pid, spans, dropped });
         if settings.engine_only {
-            replies.retain(|reply| ["scheduler-svc", "worker-svc"].contains(&reply.service.as_str()));
+            let is_engine = |name: &str| name.starts_with("scheduler-svc") || name.starts_with("worker-svc");
+            replies.retain(|reply| is_engine(&reply.service));
         }
         let path = settings.folder.join(self.file_name());
         for reply in replies.iter().filter(|reply| reply.dropped > 0) {

@@ -189,7 +189,7 @@ impl Working<'_> {
         self.activity.begin(Task::Forming);
         check(&forming.form, &self.offer)?;
         let form = forming.form.clone();
-        let outcome = match init_group(self.args, forming, &mut *self.model.runner) {
+        let outcome = match init_group(self.args, forming, &mut *self.model.runner, &self.profile.recorder) {
             Ok(group) => self.work(&form, group),
             Err(error) => Err(error.into()),
         };
@@ -310,11 +310,12 @@ fn init_group(
     args: &Args,
     Forming { form, abort, neighbours }: Forming,
     model: &mut dyn Runner,
+    recorder: &Recorder,
 ) -> Result<Box<dyn Collective>, StepError> {
     let lost = |error: CollectiveError| StepError::GroupLost(error.to_string());
     let mut group = join_ranks(args, &form, abort).map_err(lost)?;
     if args.group.pipeline_parallel_size > 1 {
-        group = Box::new(StageGroup::join(group, neighbours, form.epoch).map_err(lost)?);
+        group = Box::new(StageGroup::join(group, neighbours, form.epoch, recorder.clone()).map_err(lost)?);
     }
     model.join(&mut *group).map_err(StepError::of_init)?;
     Ok(group)

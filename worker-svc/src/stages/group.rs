@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use bytes::Bytes;
 use collectives::{Collective, CollectiveError};
 use proto::StageRows;
+use service_kit::profile::Recorder;
 use tokio::sync::mpsc::error::TryRecvError;
 
 use super::{Brought, Inlet, NO_RANK, Neighbours, Outlet};
@@ -20,6 +21,7 @@ pub(crate) struct StageGroup {
     /// Transfers to the stage after, and from the one before.
     sent: u64,
     received: u64,
+    recorder: Recorder,
 }
 
 impl StageGroup {
@@ -28,6 +30,7 @@ impl StageGroup {
         ranks: Box<dyn Collective>,
         mut neighbours: Neighbours,
         epoch: u64,
+        recorder: Recorder,
     ) -> Result<Self, CollectiveError> {
         if let Some(after) = &mut neighbours.after {
             after.connected()?;
@@ -35,7 +38,7 @@ impl StageGroup {
         if let Some(before) = &mut neighbours.before {
             before.next()?;
         }
-        Ok(Self { ranks, neighbours, epoch, sent: 0, received: 0 })
+        Ok(Self { ranks, neighbours, epoch, sent: 0, received: 0, recorder })
     }
 }
 
@@ -117,6 +120,8 @@ impl Collective for StageGroup {
 
     fn take_before(&mut self, mut bytes: &mut [u8]) -> Result<(), CollectiveError> {
         let before = self.neighbours.before.as_mut().ok_or(CollectiveError::NoStage { which: "before" })?;
+        // Of a step's time, what the stage has nothing to compute.
+        let _scope = self.recorder.scope("receive");
         self.received += 1;
         while !bytes.is_empty() {
             let StageRows { epoch, transfer, rows: piece } = before.next()?;
@@ -150,7 +155,7 @@ mod tests {
         let (sender, before) = inlet();
         sender.try_send(Ok(StageRows { epoch: 7, ..StageRows::default() })).unwrap();
         let neighbours = Neighbours { before: Some(before), after: None };
-        (sender, StageGroup::join(Box::new(Solo), neighbours, 7).unwrap())
+        (sender, StageGroup::join(Box::new(Solo), neighbours, 7, Recorder::default()).unwrap())
     }
 
     fn piece(transfer: u64, bytes: &[u8]) -> Brought {

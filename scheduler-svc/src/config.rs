@@ -115,6 +115,10 @@ pub struct Args {
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_jump_forward: bool,
 
+    /// How long running requests may take to finish at shutdown
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = service_kit::values::seconds)]
+    pub shutdown_timeout: f64,
+
     /// Share of KV blocks that stays free when requests are admitted
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = fraction)]
     pub watermark: f32,

@@ -23,6 +23,9 @@ pub(crate) struct Detokenizer {
     link: Option<Sender<TokenBatch>>,
     /// Messages given to this link.
     sent: u64,
+    /// The last of them that ends a request, which the other end will confirm; and the last that it has confirmed.
+    last_end: u64,
+    confirmed: u64,
     /// What to say of requests that ended, should the link be lost: the message that told of it, and the failure that
     /// it becomes.
     unconfirmed: VecDeque<(u64, Failed)>,
@@ -36,13 +39,19 @@ impl Detokenizer {
 
     /// It is there (again).
     pub(crate) fn up(&mut self, link: Sender<TokenBatch>) {
-        (self.link, self.sent) = (Some(link), 0);
+        (self.link, self.sent, self.last_end, self.confirmed) = (Some(link), 0, 0, 0);
     }
 
     /// It has taken in the first `messages` of its link.
     pub(crate) fn confirmed(&mut self, messages: u64) {
+        self.confirmed = messages;
         let heard = self.unconfirmed.partition_point(|(message, _)| *message <= messages);
         self.unconfirmed.drain(..heard);
+    }
+
+    /// Whether it has taken in how all requests ended, or is not there to hear it.
+    pub(crate) fn has_heard_all(&self) -> bool {
+        self.link.is_none() || self.confirmed >= self.last_end
     }
 
     /// Tells what happened, in which the requests `over` ended in order. False: nobody is there; what ended is in
@@ -52,6 +61,7 @@ impl Detokenizer {
         batch: TokenBatch,
         over: impl Iterator<Item = RequestKey>,
     ) -> Result<bool, LinkError> {
+        let ends_any = |batch: &TokenBatch| !(batch.finished.is_empty() && batch.failed.is_empty());
         let mut ends = batch.failed.clone();
         ends.extend(over.map(|key| Failed { key: Some(key), ..Failed::default() }));
         let outcome = match &mut self.link {
@@ -59,11 +69,17 @@ impl Detokenizer {
             Some(link) => match link.send(&batch).await {
                 Err(LinkError::TooLarge { limit, .. }) => {
                     let messages = split(batch, limit);
+                    if let Some(last) = messages.iter().rposition(ends_any) {
+                        self.last_end = self.sent + 1 + last as u64;
+                    }
                     self.sent += messages.len() as u64;
                     link.send_many(&messages).await.map(|()| true)
                 }
                 outcome => {
                     self.sent += 1;
+                    if ends_any(&batch) {
+                        self.last_end = self.sent;
+                    }
                     outcome.map(|()| true)
                 }
             },

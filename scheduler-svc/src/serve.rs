@@ -1,6 +1,7 @@
 //! The scheduler's loop: take what happened, let the core decide, send what it decided.
 
 mod adapters;
+mod drain;
 mod reports;
 mod workers;
 
@@ -49,16 +50,20 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let handler = ControlHandler { events: wire.events(), published: published.clone() };
     let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let hub = Hub::new(config::hub(), wire.events());
-    let engine = Engine::new(args.clone(), process.clone(), published, hub);
-    let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
-    control.spawn(args.common.control.as_ref()).await?;
     let fingerprint = &args.fingerprint.model_fingerprint;
     wire.listen_requests(&process, &args.listen_requests, fingerprint).await.context("--listen-requests")?;
-    wire.listen_workers(&process, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
+    // A process that is told to end takes no further tokenizer. What else it has stays until its engine has ended,
+    // which takes what running requests take.
+    let staying = Process { shutdown: Default::default(), ..process.clone() };
+    let _over = staying.shutdown.clone().drop_guard();
+    let control = ControlServer::new(&staying, Arc::new(handler)).facts(facts);
+    control.spawn(args.common.control.as_ref()).await?;
+    wire.listen_workers(&staying, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     if let Some(address) = &args.listen_remote_workers {
-        wire.listen_workers(&process, address, fingerprint).await.context("--listen-remote-workers")?;
+        wire.listen_workers(&staying, address, fingerprint).await.context("--listen-remote-workers")?;
     }
-    wire.dial_detokenizer(&process, &args);
+    wire.dial_detokenizer(&staying, &args);
+    let engine = Engine::new(args, process, published, hub);
     engine.run(events).await
 }
 
@@ -95,6 +100,8 @@ struct Engine {
     /// What workers are told before the next plan.
     to_workers: Vec<Command>,
     awaiting_empty: Vec<oneshot::Sender<()>>,
+    /// When it ends at the latest, once it has been told to end.
+    drain_until: Option<tokio::time::Instant>,
     watchers: Watchers,
 }
 
@@ -127,6 +134,7 @@ impl Engine {
             kept,
             to_workers: Vec::new(),
             awaiting_empty: Vec::new(),
+            drain_until: None,
             watchers: Watchers::default(),
             args,
             process,
@@ -143,7 +151,11 @@ impl Engine {
                     Some(event) => self.apply(event)?,
                     None => break,
                 },
-                () = shutdown.cancelled() => break,
+                () = shutdown.cancelled(), if self.drain_until.is_none() => self.begin_to_drain(),
+                () = until(self.drain_until) => {
+                    warn!(requests = self.unfinished(), "--shutdown-timeout is over; what is unfinished fails");
+                    break;
+                }
                 // What they lead to is looked at below, after all that has come by now: an answer may be among it.
                 () = until(self.workers_due()) => {}
                 () = sleep_until(self.stats.next()), if self.stats.is_due() => self.log_stats(),
@@ -154,6 +166,9 @@ impl Engine {
             }
             self.check_workers().await;
             self.pump().await;
+            if self.drain_until.is_some() && self.has_drained() {
+                break;
+            }
         }
         self.fail_all(&error::ending());
         self.flush().await;
@@ -164,7 +179,7 @@ impl Engine {
         match event {
             Event::Inbound(message) => self.inbound(*message),
             Event::Watched { connection, reports } => self.watchers.add(connection, reports),
-            Event::DrainSeen { connection } => self.watchers.drain_seen(connection),
+            Event::DrainSeen { connection, sequence } => self.watchers.drain_seen(connection, sequence),
             Event::Unwatched { connection } => self.watchers.remove(connection),
             Event::WorkerUp { peer, sender, connection } => self.worker_up(Member::new(peer, connection, sender)),
             Event::Worker { connection, message } => {
@@ -276,9 +291,7 @@ impl Engine {
                 let _ = found.send(core.is_some_and(|core| core.abort_by_id(&request_id, self.clock.now_us())));
             }
             Question::Drained { done } => self.awaiting_empty.push(done),
-            Question::Unfinished { count } => {
-                let _ = count.send(core.map_or(0, |core| unfinished(core)));
-            }
+            Question::Unfinished { count } => drop(count.send(self.unfinished())),
         }
     }
 
@@ -310,13 +323,7 @@ impl Engine {
             }
         }
         self.flush().await;
-        let empty = self.core.as_ref().is_none_or(|core| !core.has_unfinished());
-        // Requests may be on their way from who has not heard yet.
-        if empty && self.watchers.all_have_seen_the_drain() {
-            for done in self.awaiting_empty.drain(..) {
-                let _ = done.send(());
-            }
-        }
+        self.tell_who_awaits_the_drain();
     }
 
     /// Brings everybody up to date with what the core brought.
@@ -394,9 +401,4 @@ async fn until(then: Option<tokio::time::Instant>) {
         Some(then) => sleep_until(then).await,
         None => std::future::pending().await,
     }
-}
-
-fn unfinished(core: &Scheduler) -> u32 {
-    let stats = core.stats();
-    stats.running + stats.waiting_for_capacity + stats.waiting_deferred
 }

@@ -21,7 +21,8 @@ struct Watcher {
     sequence: u64,
     /// It is to be told of the whole prefix cache.
     anew: bool,
-    drain_seen: bool,
+    /// The last report that it has read, once it has read that the engine drains.
+    seen: Option<u64>,
 }
 
 /// What the engine is like.
@@ -59,7 +60,7 @@ impl Watchers {
 
     /// A tokenizer wants to know what happens here.
     pub(crate) fn add(&mut self, connection: u64, reports: mpsc::Sender<EngineReport>) {
-        self.all.push(Watcher { connection, reports, sequence: 0, anew: true, drain_seen: false });
+        self.all.push(Watcher { connection, reports, sequence: 0, anew: true, seen: None });
     }
 
     /// It is gone.
@@ -67,14 +68,20 @@ impl Watchers {
         self.all.retain(|watcher| watcher.connection != connection);
     }
 
-    pub(crate) fn drain_seen(&mut self, connection: u64) {
+    /// It has read the report of this number, and that the engine drains.
+    pub(crate) fn drain_seen(&mut self, connection: u64, sequence: u64) {
         let seen = self.all.iter_mut().filter(|watcher| watcher.connection == connection);
-        seen.for_each(|watcher| watcher.drain_seen = true);
+        seen.for_each(|watcher| watcher.seen = Some(sequence));
     }
 
     /// Whether no request comes any more from those who were told that the engine drains; true where there is none.
     pub(crate) fn all_have_seen_the_drain(&self) -> bool {
-        self.all.iter().all(|watcher| watcher.drain_seen)
+        self.all.iter().all(|watcher| watcher.seen.is_some())
+    }
+
+    /// Whether all of them have read, too, all that they were told.
+    pub(crate) fn all_have_seen_the_last(&self) -> bool {
+        self.all.iter().all(|watcher| watcher.seen == Some(watcher.sequence))
     }
 
     /// What was said of the prefix cache is void.
@@ -211,7 +218,11 @@ mod tests {
         let draining = Condition { state: State::Draining, ..Condition::default() };
         watchers.tell(draining, &News::default(), Cache::default);
         assert!(!watchers.all_have_seen_the_drain());
-        watchers.drain_seen(4);
-        assert!(watchers.all_have_seen_the_drain());
+        watchers.drain_seen(4, 1);
+        assert!(watchers.all_have_seen_the_drain() && watchers.all_have_seen_the_last());
+        watchers.tell(draining, &News { ended: vec![key(1)], ..News::default() }, Cache::default);
+        assert!(watchers.all_have_seen_the_drain() && !watchers.all_have_seen_the_last());
+        watchers.drain_seen(4, 2);
+        assert!(watchers.all_have_seen_the_last());
     }
 }

@@ -31,8 +31,8 @@ pub(crate) enum Event {
     Inbound(Box<Inbound>),
     /// A tokenizer wants to know what happens here.
     Watched { connection: u64, reports: mpsc::Sender<EngineReport> },
-    /// It has read that this engine drains.
-    DrainSeen { connection: u64 },
+    /// It has read this report of an engine that drains.
+    DrainSeen { connection: u64, sequence: u64 },
     /// Its link ended.
     Unwatched { connection: u64 },
     /// A worker connected.
@@ -161,7 +161,9 @@ async fn read_requests(link: Link<EngineReport, Inbound>, connection: u64, event
                 tokio::spawn(send_reports(sender, queue));
                 Event::Watched { connection, reports }
             }
-            Ok(Inbound { event: Some(FromTokenizer::DrainSeen(_)) }) => Event::DrainSeen { connection },
+            Ok(Inbound { event: Some(FromTokenizer::DrainSeen(seen)) }) => {
+                Event::DrainSeen { connection, sequence: seen.sequence }
+            }
             Ok(message) => Event::Inbound(Box::new(message)),
             Err(error) => break error,
         };

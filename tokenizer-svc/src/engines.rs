@@ -132,9 +132,10 @@ impl Engines {
         if router.state(engine) != now {
             info!(engine, state = ?now, "an engine has changed");
             router.set_state(engine, now);
-            if now == State::Draining {
-                state.outgoing.push(Inbound { event: Some(Event::DrainSeen(DrainSeen {})) });
-            }
+        }
+        if now == State::Draining {
+            let seen = DrainSeen { sequence: report.sequence };
+            state.outgoing.push(Inbound { event: Some(Event::DrainSeen(seen)) });
         }
     }
 
@@ -177,11 +178,16 @@ impl Engines {
         self.tell_all(&Event::GatewayGone(GatewayGone { gateway }));
     }
 
-    /// A request ends here. Any engine passes that on.
+    /// A request ends here. Any engine passes that on; one that drains only where there is no other. Of several, the
+    /// one that does has it until it reports its end: what was not passed on when it is lost goes to the next.
     pub(crate) fn reject(&mut self, rejected: Rejected) {
-        if let Some(engine) = self.links.iter_mut().find(|engine| engine.link.is_some()) {
-            engine.outgoing.push(Inbound { event: Some(Event::Rejected(rejected)) });
+        let drains = |engine| self.router.as_ref().is_some_and(|router| router.state(engine) == State::Draining);
+        let connected = (0..self.links.len()).filter(|engine| self.links[*engine].link.is_some());
+        let Some(engine) = connected.min_by_key(|engine| drains(*engine)) else { return };
+        if let (Some(router), Some(key)) = (&mut self.router, rejected.key) {
+            router.passes(engine, key);
         }
+        self.links[engine].outgoing.push(Inbound { event: Some(Event::Rejected(rejected)) });
     }
 
     fn tell_all(&mut self, event: &Event) {

@@ -372,7 +372,21 @@ impl TwoEngines {
     /// Returns when what this engine has reported is known: it drains from then on.
     async fn known(&mut self, engine: usize) {
         self.is(engine, engine_report::State::Draining).await;
-        assert_eq!(self.next(engine).await, Event::DrainSeen(DrainSeen {}));
+        self.seen(engine).await;
+    }
+
+    /// The tokenizer says that it has read the engine's last report.
+    async fn seen(&mut self, engine: usize) {
+        let sequence = self.sequences[engine];
+        assert_eq!(self.next(engine).await, Event::DrainSeen(DrainSeen { sequence }));
+    }
+
+    /// The key and the failure of a request that ends at this engine.
+    async fn rejected(&mut self, engine: usize) -> (u64, Failure) {
+        match self.next(engine).await {
+            Event::Rejected(rejected) => (rejected.key.expect("a key").number, rejected.failure.expect("a failure")),
+            other => panic!("not a rejection: {other:?}"),
+        }
     }
 
     async fn end(self) {
@@ -403,14 +417,10 @@ async fn requests_go_to_the_engine_that_they_name_and_aborts_follow() {
     send(&mut gateway, abort(7, 1)).await;
     assert_eq!((stage.next(0).await, stage.next(1).await), (abort(7, 1), abort(7, 1)));
     send(&mut gateway, named(3, Some(2))).await;
-    match stage.next(0).await {
-        Event::Rejected(rejected) => {
-            let failure = rejected.failure.expect("a failure");
-            assert_eq!((failure.kind(), failure.param.as_str()), (failure::Kind::Invalid, "X-data-parallel-rank"));
-            assert!(failure.message.contains("0 to 1"), "{}", failure.message);
-        }
-        other => panic!("{other:?}"),
-    }
+    // The one that drains is spared.
+    let (_, failure) = stage.rejected(0).await;
+    assert_eq!((failure.kind(), failure.param.as_str()), (failure::Kind::Invalid, "X-data-parallel-rank"));
+    assert!(failure.message.contains("0 to 1"), "{}", failure.message);
     stage.end().await;
 }
 
@@ -421,18 +431,41 @@ async fn an_engine_that_drains_gets_nothing_more() {
     let mut gateway = stage.gateway().await;
     stage.is(1, Ready).await;
     stage.is(0, Draining).await;
-    assert_eq!(stage.next(0).await, Event::DrainSeen(DrainSeen {}));
+    stage.seen(0).await;
     for number in 1..=4 {
         send(&mut gateway, named(number, None)).await;
         assert_eq!(stage.request(1).await, number);
     }
     send(&mut gateway, named(5, Some(0))).await;
-    match stage.next(0).await {
-        Event::Rejected(rejected) => {
-            assert_eq!(rejected.failure.expect("a failure").kind(), failure::Kind::Unavailable);
-        }
-        other => panic!("{other:?}"),
-    }
+    // It may end at any time: another one passes on what ends here.
+    assert_eq!(stage.rejected(1).await.1.kind(), failure::Kind::Unavailable);
+    // What it reports until its end is read.
+    stage
+        .report(0, EngineReport { state: Draining.into(), ended: vec![RequestKey::default()], ..Default::default() })
+        .await;
+    stage.seen(0).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_rejection_that_is_lost_with_its_engine_is_told_through_another() {
+    use engine_report::State::Ready;
+    let mut stage = TwoEngines::set(&[]).await;
+    let mut gateway = stage.gateway().await;
+    stage.is(0, Ready).await;
+    stage.is(1, Ready).await;
+    send(&mut gateway, named(1, Some(9))).await;
+    assert_eq!(stage.rejected(0).await.0, 1);
+    send(&mut gateway, named(2, Some(9))).await;
+    assert_eq!(stage.rejected(0).await.0, 2);
+    // One of them was passed on.
+    let ended = vec![RequestKey { gateway: 7, number: 2 }];
+    stage.report(0, EngineReport { state: Ready.into(), ended, ..EngineReport::default() }).await;
+    drop(stage.engines.remove(0));
+    let (number, failure) = stage.rejected(0).await;
+    assert_eq!((number, failure.kind()), (1, failure::Kind::Unavailable));
+    send(&mut gateway, named(3, None)).await;
+    assert_eq!(stage.request(0).await, 3);
     stage.end().await;
 }
 
@@ -487,13 +520,8 @@ async fn a_lost_engine_fails_its_own_requests_through_another() {
     assert_eq!((stage.request(0).await, stage.request(1).await), (1, 2));
     let (listener, lost) = stage.engines.remove(0);
     drop((listener, lost));
-    match stage.next(0).await {
-        Event::Rejected(rejected) => {
-            assert_eq!(rejected.key.expect("a key").number, 1);
-            assert_eq!(rejected.failure.expect("a failure").kind(), failure::Kind::Unavailable);
-        }
-        other => panic!("{other:?}"),
-    }
+    let (number, failure) = stage.rejected(0).await;
+    assert_eq!((number, failure.kind()), (1, failure::Kind::Unavailable));
     for number in 3..6 {
         send(&mut gateway, named(number, None)).await;
         assert_eq!(stage.request(0).await, number, "the one that is left");

@@ -129,6 +129,13 @@ impl Router {
         Ok(engine)
     }
 
+    /// An engine has a request until it is over, of which there is nothing to compute.
+    pub fn passes(&mut self, engine: usize, key: RequestKey) {
+        self.ended(&key);
+        self.engines[engine].requests += 1;
+        self.requests.insert(key, Placed { engine, uncached: 0, started: true, blocks: Box::default() });
+    }
+
     fn named(&self, rank: u32) -> Result<usize, NoEngine> {
         let engine = rank as usize;
         match self.engines.get(engine).map(|engine| engine.state) {

@@ -2,8 +2,8 @@
 
 use link::Address;
 use proto::{
-    Abort, DetokenizerReply, Failure, GatewayGone, Output, Rejected, RequestKey, StepPlan, StepResult, TokenIds,
-    TokenLogprobs, WorkerFailed, failure::Kind, from_worker, inbound, prompt, to_worker,
+    Abort, Failure, GatewayGone, Output, Rejected, RequestKey, StepPlan, StepResult, TokenIds, TokenLogprobs,
+    WorkerFailed, failure::Kind, from_worker, inbound, prompt, to_worker,
 };
 use tokio::time::timeout;
 
@@ -103,8 +103,7 @@ async fn what_ended_unheard_is_told_to_the_next_detokenizer() {
             let (_, ended) = stage.until_end().await;
             assert_eq!(ended.finished.len(), 1);
             if number == 1 {
-                let heard = DetokenizerReply { batches: stage.heard, ..DetokenizerReply::default() };
-                stage.detokenizer.as_mut().unwrap().sender.send(&heard).await.unwrap();
+                stage.confirm().await;
             }
         }
         stage.ask(3, 9999).await;

@@ -4,13 +4,13 @@ use std::{path::PathBuf, time::Duration};
 
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    AdapterLoaded, DetokenizerReply, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt, Request,
-    RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady, WorkerRefused,
-    from_worker, inbound, prompt, to_worker,
+    AdapterLoaded, DetokenizerReply, EngineReport, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt,
+    Request, RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady,
+    WorkerRefused, from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{Process, parse_flags};
 use tempfile::TempDir;
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -22,7 +22,9 @@ pub struct Stage {
     /// Where the scheduler listens for workers.
     pub steps: Address,
     pub process: Process,
-    pub tokenizer: Link<Inbound, Inbound>,
+    /// The scheduler.
+    pub serving: JoinHandle<anyhow::Result<()>>,
+    pub tokenizer: Link<Inbound, EngineReport>,
     /// Absent while it is lost.
     pub detokenizer: Option<Link<DetokenizerReply, TokenBatch>>,
     /// Where it is found; absent meanwhile too.
@@ -54,11 +56,11 @@ pub async fn stage_over(kind: fn(PathBuf) -> Address, flags: &[&str]) -> Stage {
     args.push(format!("--listen-workers={steps}"));
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let process = Process::new("scheduler-svc");
-    tokio::spawn(scheduler_svc::serve(parse_flags(args).expect("flags"), process.clone()));
+    let serving = tokio::spawn(scheduler_svc::serve(parse_flags(args).expect("flags"), process.clone()));
     let detokenizer = Some(listener.accept().await.unwrap());
     let hello = link::hello("tokenizer-svc", "requests", "");
     let tokenizer = link::redial(&address(&dir, "requests"), hello, &LinkOptions::default()).await;
-    Stage { _dir: dir, tokens, steps, process, tokenizer, detokenizer, listener: Some(listener), heard: 0 }
+    Stage { _dir: dir, tokens, steps, process, serving, tokenizer, detokenizer, listener: Some(listener), heard: 0 }
 }
 
 pub fn ready(rank: u32, world_size: u32) -> WorkerReady {
@@ -129,6 +131,17 @@ impl Stage {
 
     pub async fn send(&mut self, event: inbound::Event) {
         self.tokenizer.sender.send(&Inbound { event: Some(event) }).await.unwrap();
+    }
+
+    /// The detokenizer says that it has taken in all that it has had.
+    pub async fn confirm(&mut self) {
+        let heard = DetokenizerReply { batches: self.heard, ..DetokenizerReply::default() };
+        self.detokenizer.as_mut().expect("a detokenizer").sender.send(&heard).await.unwrap();
+    }
+
+    /// What the engine reports next to a tokenizer that watches.
+    pub async fn report(&mut self) -> EngineReport {
+        timeout(DEADLINE, self.tokenizer.receiver.recv()).await.expect("a report in time").unwrap()
     }
 
     pub async fn output(&mut self) -> TokenBatch {

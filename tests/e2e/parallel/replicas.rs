@@ -13,10 +13,10 @@ const REQUESTS: usize = 6;
 /// What one engine may take to be back.
 const BACK: Duration = Duration::from_secs(60);
 
-const ENGINES: &[&str] = &["-dp", "2", "--kv-cache-memory-bytes", "64M"];
+pub(super) const ENGINES: &[&str] = &["-dp", "2", "--kv-cache-memory-bytes", "64M"];
 
 /// Asks at an engine, or where the server chooses; the status, and the body.
-async fn ask(server: &Server, rank: Option<usize>, max_tokens: usize) -> anyhow::Result<(u16, Value)> {
+pub(super) async fn ask(server: &Server, rank: Option<usize>, max_tokens: usize) -> anyhow::Result<(u16, Value)> {
     let url = format!("http://127.0.0.1:{}/v1/completions", server.port);
     let body = json!({"prompt": [5, 6, 7], "max_tokens": max_tokens, "ignore_eos": true, "temperature": 0.0});
     let mut request = reqwest::Client::new().post(url).json(&body);
@@ -59,7 +59,10 @@ async fn statuses(answers: Answers) -> anyhow::Result<Vec<u16>> {
     Ok(statuses)
 }
 
-async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> anyhow::Result<()> {
+pub(super) async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    mut holds: impl FnMut() -> F,
+) -> anyhow::Result<()> {
     let start = Instant::now();
     while !holds().await {
         ensure!(start.elapsed() < BACK, "not within {BACK:?}: {what}");
@@ -69,18 +72,18 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
     Ok(())
 }
 
-/// The process that was started with this word.
-fn process(server: &Server, role: &str, word: &str) -> anyhow::Result<Pid> {
+/// The process that was started with a word that ends so.
+pub(super) fn process(server: &Server, role: &str, word: &str) -> anyhow::Result<Pid> {
     let has_word = |pid: Pid| {
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
+        line.split(|byte| *byte == 0).any(|argument| argument.ends_with(word.as_bytes()))
     };
     let all = descendants(server.pid());
     let found = all.iter().find(|process| process.role == role && has_word(process.pid));
     Ok(found.with_context(|| format!("no {role} with {word}"))?.pid)
 }
 
-async fn is_ready(client: &Client, process: &str) -> bool {
+pub(super) async fn is_ready(client: &Client, process: &str) -> bool {
     client.metric("quire:process_ready", &format!("process=\"{process}\"")).await.is_ok_and(|ready| ready == 1.0)
 }
 

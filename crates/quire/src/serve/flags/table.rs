@@ -177,7 +177,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(GATEWAY, "profiler-config"),
             to(GATEWAY, "root-path"),
             to(GATEWAY, "server-dev-mode"),
-            to(GATEWAY, "shutdown-timeout"),
+            to(GATEWAY.and(SCHEDULER), "shutdown-timeout"),
             to(GATEWAY, "ssl-ca-certs"),
             to(GATEWAY, "ssl-cert-reqs"),
             to(GATEWAY, "ssl-certfile"),

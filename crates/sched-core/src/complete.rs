@@ -1,6 +1,9 @@
 //! What a finished step means: tokens, ends, confirmed positions, and blocks that can now be found again.
 
+use std::ops::Range;
+
 use crate::{
+    blocks::changes::{BlockName, StoredBlock},
     config::Config,
     error::ProtocolError,
     flight::{Flight, FlightRow, Outcomes, RowOutcome, Want},
@@ -154,7 +157,8 @@ impl Scheduler {
             let hash = block_hash(sequence, request, at as usize, block_size);
             for (group, table) in sequence.tables.iter().enumerate() {
                 if let Some(block) = table.get(at) {
-                    self.pool.set_hash(block, hash.in_group(group));
+                    let name = BlockName { hash, group };
+                    self.pool.set_name(block, name, || stored_block(name, sequence, request, at as usize, block_size));
                 }
             }
             sequence.hashed += 1;
@@ -276,15 +280,36 @@ fn block_hash(sequence: &mut Sequence, request: &Request, at: usize, block_size:
     if own == sequence.output_hashes.len() {
         let parent = sequence.output_hashes.last().or(request.prompt_hashes.last()).unwrap_or(&request.root);
         let from = at * block_size as usize;
-        let tokens = (from..from + block_size as usize).map(|position| match request.prompt.get(position) {
-            Some(token) => *token,
-            None => sequence.output[position - request.prompt.len()],
-        });
+        let tokens = tokens(sequence, request, from..from + block_size as usize);
         let media = overlapping(&request.media, from as u32..from as u32 + block_size);
         let hash = parent.child(tokens, media);
         sequence.output_hashes.push(hash);
     }
     sequence.output_hashes[own]
+}
+
+/// Known tokens of a sequence.
+fn tokens(sequence: &Sequence, request: &Request, positions: Range<usize>) -> impl ExactSizeIterator<Item = u32> {
+    positions.map(move |position| match request.prompt.get(position) {
+        Some(token) => *token,
+        None => sequence.output[position - request.prompt.len()],
+    })
+}
+
+/// What the full block `at`, which has its hash, holds.
+fn stored_block(name: BlockName, sequence: &Sequence, request: &Request, at: usize, block_size: u32) -> StoredBlock {
+    let before = |at: usize| match at.checked_sub(request.prompt_hashes.len()) {
+        None => request.prompt_hashes[at],
+        Some(own) => sequence.output_hashes[own],
+    };
+    let from = at * block_size as usize;
+    StoredBlock {
+        name,
+        parent: at.checked_sub(1).map(before),
+        tokens: tokens(sequence, request, from..from + block_size as usize).collect(),
+        adapter: request.adapter.clone(),
+        cache_salt: request.cache_salt.clone(),
+    }
 }
 
 /// Whether the token that was just appended is the last one, and why.

@@ -66,6 +66,7 @@ mod scheduler;
 mod slab;
 mod stats;
 
+pub use blocks::changes::{BlockChange, BlockName, StoredBlock};
 pub use config::{Config, ConfigError, Features, MixedPrefill, Policy, PrefillBudget};
 pub use error::{Broken, DraftRefusal, ProtocolError, QueueBound, Refusal};
 pub use plan::adapters::AdapterUse;

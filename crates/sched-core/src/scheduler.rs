@@ -1,6 +1,7 @@
 //! The facade: the scheduler's state, and the events that change it outside of plans and results.
 
 use crate::{
+    blocks::changes::BlockChange,
     blocks::groups::Groups,
     blocks::pool::BlockPool,
     config::{Config, ConfigError},
@@ -127,9 +128,7 @@ impl Scheduler {
     pub fn group_formed(&mut self, epoch: Epoch, num_blocks: u32, now_us: u64) {
         self.group_lost("the worker group was formed anew", now_us);
         self.epoch = Some(epoch);
-        let watched = self.is_watched();
-        self.pool = BlockPool::new(num_blocks);
-        self.pool.watch(watched);
+        self.pool.renew(num_blocks);
         self.free_slots = (0..self.config.max_num_seqs).rev().map(SlotId).collect();
         self.adapters = AdapterSlots::new(self.config.adapter_slots);
         self.next_step = StepId(1);
@@ -142,7 +141,7 @@ impl Scheduler {
         let failure = Failure { kind: Kind::Unavailable.into(), message: reason.into(), param: String::new() };
         self.fail_all(&failure, now_us);
         self.epoch = None;
-        self.pool = BlockPool::new(0);
+        self.pool.renew(0);
         self.running.clear();
         self.swept_out = 0;
         self.free_slots.clear();
@@ -187,9 +186,8 @@ impl Scheduler {
         self.pool.hashes()
     }
 
-    /// What has changed of them since the last call: each hash, and whether it can be found now. A group that is lost
-    /// or formed takes all of them away, of which nothing is said here.
-    pub fn take_block_changes(&mut self) -> impl Iterator<Item = (BlockHash, bool)> {
+    /// What has changed of them since the last call, in order.
+    pub fn take_block_changes(&mut self) -> impl Iterator<Item = BlockChange> {
         self.pool.take_changes()
     }
 

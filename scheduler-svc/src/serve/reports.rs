@@ -1,7 +1,9 @@
 //! What this engine tells those who choose among engines.
 
+use std::collections::HashMap;
+
 use proto::engine_report::State;
-use sched_core::Scheduler;
+use sched_core::{BlockChange, Scheduler};
 
 use super::Engine;
 use crate::watchers::{Cache, Condition, News};
@@ -13,7 +15,6 @@ impl Engine {
         let watch = !self.watchers.is_empty();
         if let Some(core) = self.core.as_mut().filter(|core| core.is_watched() != watch) {
             core.watch_blocks(watch);
-            self.watchers.begin_anew();
         }
         if watch {
             let (condition, news) = (self.condition(), self.news());
@@ -42,12 +43,29 @@ impl Engine {
         if self.detokenizer.is_up() {
             news.ended.extend(self.output.failed.iter().filter_map(|failed| failed.key));
         }
-        let changes = self.core.iter_mut().flat_map(Scheduler::take_block_changes);
-        for (hash, stored) in changes {
-            if stored { &mut news.stored } else { &mut news.removed }.push(hash.short());
+        let changes: Vec<_> = self.core.iter_mut().flat_map(Scheduler::take_block_changes).collect();
+        if changes.contains(&BlockChange::Cleared) {
+            self.watchers.begin_anew();
         }
+        (news.removed, news.stored) = outcome(&changes);
         news
     }
+}
+
+/// The names of blocks that cannot be found any more, and of those that can, after these changes.
+fn outcome(changes: &[BlockChange]) -> (Vec<u64>, Vec<u64>) {
+    let mut last = HashMap::new();
+    for change in changes {
+        match change {
+            BlockChange::Stored(block) => drop(last.insert(block.name.unique().short(), true)),
+            BlockChange::Removed(name) => drop(last.insert(name.unique().short(), false)),
+            // Who is told begins anew.
+            BlockChange::Cleared => last.clear(),
+        }
+    }
+    let (stored, removed): (Vec<_>, Vec<_>) = last.into_iter().partition(|(_, found)| *found);
+    let names = |blocks: Vec<(u64, bool)>| blocks.into_iter().map(|(name, _)| name).collect();
+    (names(removed), names(stored))
 }
 
 fn cache(core: Option<&Scheduler>) -> Cache {

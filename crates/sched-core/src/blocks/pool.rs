@@ -16,6 +16,8 @@
 use block_hash::{BlockHash, HashTable};
 use ids::BlockId;
 
+use super::changes::{BlockChange, BlockName, StoredBlock};
+
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
@@ -24,7 +26,7 @@ struct Block {
     /// Neighbours in the LRU list while cached.
     older: u32,
     newer: u32,
-    hash: Option<BlockHash>,
+    name: Option<BlockName>,
 }
 
 /// All KV blocks of a worker group.
@@ -32,9 +34,10 @@ struct Block {
 pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     free: Vec<BlockId>,
+    /// By their unique hashes.
     by_hash: HashTable<BlockId>,
-    /// Hashes that were stored (true) or removed since they were last asked for, while somebody asks.
-    changes: Option<HashTable<bool>>,
+    /// What happened to them since that was last asked for, in order, while somebody asks.
+    changes: Option<Vec<BlockChange>>,
     /// Ends of the LRU list of cached blocks.
     oldest: u32,
     newest: u32,
@@ -47,7 +50,7 @@ pub(crate) struct BlockPool {
 
 impl BlockPool {
     pub fn new(num_blocks: u32) -> Self {
-        let blank = Block { refs: 0, older: NONE, newer: NONE, hash: None };
+        let blank = Block { refs: 0, older: NONE, newer: NONE, name: None };
         Self {
             blocks: vec![blank; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
@@ -59,6 +62,13 @@ impl BlockPool {
             references: 0,
             releases: 0,
         }
+    }
+
+    /// As many blocks as these, of which nothing is known.
+    pub fn renew(&mut self, num_blocks: u32) {
+        let changes = self.changes.take();
+        *self = Self { changes, ..Self::new(num_blocks) };
+        self.changed(|| BlockChange::Cleared);
     }
 
     pub fn num_blocks(&self) -> u32 {
@@ -120,22 +130,23 @@ impl BlockPool {
             return;
         }
         self.releases += 1;
-        match entry.hash {
+        match entry.name {
             Some(_) => self.link_newest(block.0),
             None => self.free.push(block),
         }
     }
 
-    /// Gives a used block its hash, unless another block has it already. Returns whether it did.
-    pub fn set_hash(&mut self, block: BlockId, hash: BlockHash) -> bool {
+    /// Gives a used block its name, unless another block has it already. Returns whether it did. Who watches is told
+    /// what it `holds`.
+    pub fn set_name(&mut self, block: BlockId, name: BlockName, holds: impl FnOnce() -> StoredBlock) -> bool {
         let entry = &mut self.blocks[block.index()];
-        debug_assert!(entry.refs > 0, "only a used block gets a hash");
-        if entry.hash.is_some() || self.by_hash.contains_key(&hash) {
+        debug_assert!(entry.refs > 0, "only a used block gets a name");
+        if entry.name.is_some() || self.by_hash.contains_key(&name.unique()) {
             return false;
         }
-        entry.hash = Some(hash);
-        self.by_hash.insert(hash, block);
-        self.changed(hash, true);
+        entry.name = Some(name);
+        self.by_hash.insert(name.unique(), block);
+        self.changed(|| BlockChange::Stored(Box::new(holds())));
         true
     }
 
@@ -151,16 +162,14 @@ impl BlockPool {
 
     /// Forgets all hashes; blocks in use stay in use.
     pub fn forget_hashes(&mut self) {
-        if let Some(changes) = &mut self.changes {
-            changes.extend(self.by_hash.keys().map(|hash| (*hash, false)));
-        }
+        self.changed(|| BlockChange::Cleared);
         self.by_hash.clear();
         while self.oldest != NONE {
             let block = self.oldest;
             self.unlink(block);
             self.free.push(BlockId(block));
         }
-        self.blocks.iter_mut().for_each(|block| block.hash = None);
+        self.blocks.iter_mut().for_each(|block| block.name = None);
     }
 
     fn evict(&mut self) -> Option<BlockId> {
@@ -169,22 +178,22 @@ impl BlockPool {
         }
         let block = self.oldest;
         self.unlink(block);
-        if let Some(hash) = self.blocks[block as usize].hash.take() {
-            self.by_hash.remove(&hash);
-            self.changed(hash, false);
+        if let Some(name) = self.blocks[block as usize].name.take() {
+            self.by_hash.remove(&name.unique());
+            self.changed(|| BlockChange::Removed(name));
         }
         Some(BlockId(block))
     }
 
-    fn changed(&mut self, hash: BlockHash, stored: bool) {
+    fn changed(&mut self, change: impl FnOnce() -> BlockChange) {
         if let Some(changes) = &mut self.changes {
-            changes.insert(hash, stored);
+            changes.push(change());
         }
     }
 
-    /// Remembers changes from now on, or no longer.
+    /// Remembers changes from now on, or no longer. Who begins to watch knows of nothing.
     pub fn watch(&mut self, on: bool) {
-        self.changes = on.then(HashTable::default);
+        self.changes = on.then(|| vec![BlockChange::Cleared]);
     }
 
     /// Whether it does.
@@ -197,9 +206,9 @@ impl BlockPool {
         self.by_hash.keys().copied()
     }
 
-    /// What has changed since the last call: each hash, and whether a block has it now.
-    pub fn take_changes(&mut self) -> impl Iterator<Item = (BlockHash, bool)> {
-        self.changes.iter_mut().flat_map(HashTable::drain)
+    /// What has changed since the last call, in order.
+    pub fn take_changes(&mut self) -> impl Iterator<Item = BlockChange> {
+        self.changes.iter_mut().flat_map(|changes| changes.drain(..))
     }
 
     fn link_newest(&mut self, block: u32) {
@@ -231,8 +240,8 @@ impl BlockPool {
         let mut seen = vec![0u32; self.blocks.len()];
         for block in &self.free {
             seen[block.index()] += 1;
-            if self.blocks[block.index()].hash.is_some() {
-                return Err(format!("free block {block} has a hash"));
+            if self.blocks[block.index()].name.is_some() {
+                return Err(format!("free block {block} has a name"));
             }
         }
         let mut cursor = self.oldest;
@@ -243,8 +252,8 @@ impl BlockPool {
             if cached > self.blocks.len() {
                 return Err("the LRU list is a ring".into());
             }
-            if self.blocks[cursor as usize].hash.is_none() {
-                return Err(format!("cached block {cursor} has no hash"));
+            if self.blocks[cursor as usize].name.is_none() {
+                return Err(format!("cached block {cursor} has no name"));
             }
             cursor = self.blocks[cursor as usize].newer;
         }
@@ -258,11 +267,11 @@ impl BlockPool {
             if seen[index] != u32::from(block.refs == 0) {
                 return Err(format!("block {index} with {} references is listed {} times", block.refs, seen[index]));
             }
-            if block.hash.is_some_and(|hash| self.by_hash.get(&hash) != Some(&BlockId(index as u32))) {
+            if block.name.is_some_and(|name| self.by_hash.get(&name.unique()) != Some(&BlockId(index as u32))) {
                 return Err(format!("block {index} has a hash that does not lead to it"));
             }
         }
-        let hashes = self.blocks.iter().filter(|block| block.hash.is_some()).count();
+        let hashes = self.blocks.iter().filter(|block| block.name.is_some()).count();
         if hashes != self.by_hash.len() {
             return Err(format!("{} hashes for {hashes} hashed blocks", self.by_hash.len()));
         }
@@ -276,6 +285,24 @@ mod tests {
     use block_hash::Identity;
     use proptest::prelude::*;
 
+    fn name(number: u32) -> BlockName {
+        BlockName { hash: hash(number), group: 0 }
+    }
+
+    fn holding(number: u32) -> StoredBlock {
+        StoredBlock {
+            name: name(number),
+            parent: None,
+            tokens: vec![number],
+            adapter: String::new(),
+            cache_salt: String::new(),
+        }
+    }
+
+    fn store(pool: &mut BlockPool, block: BlockId, number: u32) -> bool {
+        pool.set_name(block, name(number), || holding(number))
+    }
+
     fn hash(number: u32) -> BlockHash {
         BlockHash::root(Identity { model: "", adapter: "", cache_salt: "test" }).child([number].into_iter(), &[])
     }
@@ -284,7 +311,7 @@ mod tests {
     fn a_cached_block_is_found_until_it_is_evicted() {
         let mut pool = BlockPool::new(2);
         let first = pool.take().expect("a block");
-        assert!(pool.set_hash(first, hash(1)));
+        assert!(store(&mut pool, first, 1));
         pool.release(first);
         assert_eq!((pool.cached(), pool.available(), pool.used()), (1, 2, 0));
         assert_eq!(pool.find(&hash(1)), Some(first));
@@ -298,33 +325,34 @@ mod tests {
     #[test]
     fn changes_are_remembered_while_somebody_asks() {
         let mut pool = BlockPool::new(2);
-        let store = |pool: &mut BlockPool, number| {
+        let keep = |pool: &mut BlockPool, number| {
             let block = pool.take().expect("a block");
-            pool.set_hash(block, hash(number));
+            store(pool, block, number);
             pool.release(block);
         };
-        store(&mut pool, 1);
+        let stored = |number| BlockChange::Stored(Box::new(holding(number)));
+        keep(&mut pool, 1);
         assert_eq!(pool.take_changes().count(), 0);
         pool.watch(true);
         assert_eq!(pool.hashes().collect::<Vec<_>>(), [hash(1)]);
-        store(&mut pool, 2);
-        store(&mut pool, 3); // evicts the first
-        let mut changes: Vec<_> = pool.take_changes().map(|(hash, stored)| (hash.short(), stored)).collect();
-        changes.sort_unstable();
-        let mut expected = [(hash(1).short(), false), (hash(2).short(), true), (hash(3).short(), true)];
-        expected.sort_unstable();
-        assert_eq!(changes, expected);
+        keep(&mut pool, 2);
+        keep(&mut pool, 3); // evicts the first
+        let changes: Vec<_> = pool.take_changes().collect();
+        assert_eq!(changes, [BlockChange::Cleared, stored(2), BlockChange::Removed(name(1)), stored(3)]);
         assert_eq!(pool.take_changes().count(), 0);
         pool.forget_hashes();
-        assert!(pool.take_changes().all(|(_, stored)| !stored));
+        assert_eq!(pool.take_changes().collect::<Vec<_>>(), [BlockChange::Cleared]);
+        pool.renew(1);
+        keep(&mut pool, 1);
+        assert_eq!(pool.take_changes().collect::<Vec<_>>(), [BlockChange::Cleared, stored(1)]);
     }
 
     #[test]
     fn the_first_holder_of_a_hash_keeps_it() {
         let mut pool = BlockPool::new(2);
         let (first, second) = (pool.take().expect("a block"), pool.take().expect("a block"));
-        assert!(pool.set_hash(first, hash(1)));
-        assert!(!pool.set_hash(second, hash(1)));
+        assert!(store(&mut pool, first, 1));
+        assert!(!store(&mut pool, second, 1));
         pool.release(second);
         assert_eq!((pool.cached(), pool.available()), (0, 1));
     }
@@ -353,7 +381,7 @@ mod tests {
                         pool.release(block);
                         holders.swap_remove(at % holders.len());
                     }
-                    (3, Some(block)) => drop(pool.set_hash(block, hash(number))),
+                    (3, Some(block)) => drop(store(&mut pool, block, number)),
                     (4, _) => {
                         let found = pool.find(&hash(number));
                         if let Some(block) = found {
@@ -368,8 +396,15 @@ mod tests {
                 holders.iter().for_each(|block| counts[block.index()] += 1);
                 prop_assert_eq!(pool.check(&counts), Ok(()));
                 prop_assert_eq!(pool.references(), holders.len() as u64);
-                for (hash, stored) in pool.take_changes() {
-                    let is_news = if stored { known.insert(hash) } else { known.remove(&hash) };
+                for change in pool.take_changes() {
+                    let is_news = match change {
+                        BlockChange::Stored(block) => known.insert(block.name.unique()),
+                        BlockChange::Removed(name) => known.remove(&name.unique()),
+                        BlockChange::Cleared => {
+                            known.clear();
+                            true
+                        }
+                    };
                     prop_assert!(is_news);
                 }
                 prop_assert_eq!(&known, &pool.hashes().collect());

@@ -28,6 +28,8 @@ pub(crate) struct Request {
     pub prompt_hashes: Vec<BlockHash>,
     /// Its adapter; empty: none.
     pub adapter: String,
+    /// Its tenant's; empty: none.
+    pub cache_salt: String,
     /// In order of positions.
     pub media: Vec<proto::Media>,
     /// Root of the hashes, for prompts shorter than a block.
@@ -240,6 +242,7 @@ impl Request {
             sampling,
             output: request.output.unwrap_or_default(),
             adapter: request.adapter,
+            cache_salt: request.cache_salt,
             media: request.media,
             root,
             prompt,

@@ -11,7 +11,10 @@ use service_kit::{
     values::{count, fraction, size},
 };
 
-use crate::group::{Formed, Limits};
+use crate::{
+    group::{Formed, Limits},
+    kv_events::KvEventsConfig,
+};
 
 /// Flags of `quire scheduler`.
 #[derive(clap::Args, Clone, Debug)]
@@ -114,6 +117,11 @@ pub struct Args {
     /// Do not sample the tokens of structured output one by one where its grammar leaves one way
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_jump_forward: bool,
+
+    /// Publish what happens to the prefix cache over ZeroMQ, as vLLM does: {"enable_kv_cache_events": true, "endpoint":
+    /// "tcp://*:5557", "replay_endpoint": …}; whoever subscribes is told, tokens of prompts included
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    pub kv_events_config: KvEventsConfig,
 
     /// How long running requests may take to finish at shutdown
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = service_kit::values::seconds)]

@@ -11,6 +11,7 @@ mod control;
 mod detokenizer;
 mod error;
 mod group;
+mod kv_events;
 mod messages;
 mod metrics;
 mod preemptions;

@@ -31,6 +31,7 @@ use crate::{
     detokenizer::{Detokenizer, MAX_ENDS},
     error,
     group::{Group, Member, Overdue},
+    kv_events::KvEvents,
     metrics::EngineMetrics,
     preemptions::PreemptionWarning,
     results::Parts,
@@ -58,12 +59,13 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let _over = staying.shutdown.clone().drop_guard();
     let control = ControlServer::new(&staying, Arc::new(handler)).facts(facts);
     control.spawn(args.common.control.as_ref()).await?;
+    let kv_events = KvEvents::start(&args.kv_events_config, args.replica.data_parallel_rank, &staying).await?;
     wire.listen_workers(&staying, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
     if let Some(address) = &args.listen_remote_workers {
         wire.listen_workers(&staying, address, fingerprint).await.context("--listen-remote-workers")?;
     }
     wire.dial_detokenizer(&staying, &args);
-    let engine = Engine::new(args, process, published, hub);
+    let engine = Engine { kv_events, ..Engine::new(args, process, published, hub) };
     engine.run(events).await
 }
 
@@ -103,6 +105,8 @@ struct Engine {
     /// When it ends at the latest, once it has been told to end.
     drain_until: Option<tokio::time::Instant>,
     watchers: Watchers,
+    /// Present where others are told of the prefix cache.
+    kv_events: Option<KvEvents>,
 }
 
 impl Engine {
@@ -136,6 +140,7 @@ impl Engine {
             awaiting_empty: Vec::new(),
             drain_until: None,
             watchers: Watchers::default(),
+            kv_events: None,
             args,
             process,
         }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Server, root};
+use e2e_tests::{Server, free_port, root};
+use serde_json::json;
 
 const KEY: &str = "token-abc123";
 
@@ -81,6 +82,23 @@ async fn beside_onnx_runtime(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn anthropic_for_python() -> anyhow::Result<()> {
     python("anthropic", &["anthropic"], &["anthropic_python.py"]).await
+}
+
+/// A reader of vLLM's KV cache events: ZeroMQ's own library, and msgspec with vLLM's types.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kv_cache_events_for_python() -> anyhow::Result<()> {
+    let python = installed("kv-events", &["msgspec", "pyzmq"])?.join("bin/python");
+    let [events, replay] = [(); 2].map(|()| free_port());
+    let (events, replay) = (events?, replay?);
+    let config = json!({
+        "enable_kv_cache_events": true, "endpoint": format!("tcp://*:{events}"), "topic": "kv@engine",
+        "replay_endpoint": format!("tcp://127.0.0.1:{replay}"),
+    });
+    let small = ["--num-gpu-blocks-override", "64", "--max-model-len", "512", "--server-dev-mode"];
+    let server = Server::start(&[&small[..], &["--kv-events-config", &config.to_string()]].concat()).await?;
+    let script = root().join("tests/clients/kv_events.py");
+    run(Command::new(&python).arg(script).arg(base(&server)).args([events, replay].map(|port| port.to_string())))?;
+    no_block_is_lost(&server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,7 @@ impl Engine {
     /// Tells who watches what has happened since the last time. The output and the ends of choices are as the core gave
     /// them.
     pub(super) fn report(&mut self) {
-        let watch = !self.watchers.is_empty();
+        let watch = !self.watchers.is_empty() || self.kv_events.is_some();
         if let Some(core) = self.core.as_mut().filter(|core| core.is_watched() != watch) {
             core.watch_blocks(watch);
         }
@@ -48,6 +48,9 @@ impl Engine {
             self.watchers.begin_anew();
         }
         (news.removed, news.stored) = outcome(&changes);
+        if let (Some(kv_events), Some(core)) = (&mut self.kv_events, &self.core) {
+            kv_events.tell(&changes, core.config());
+        }
         news
     }
 }

@@ -104,6 +104,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(WORKER, "gpu-memory-utilization"),
             to(WORKER, "kv-cache-dtype"),
             to(WORKER, "kv-cache-memory-bytes"),
+            to(SCHEDULER, "kv-events-config"),
             to(WORKER, "num-gpu-blocks-override"),
         ],
     },

@@ -106,7 +106,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("hf-config-path", Only(&[]), "config.json lies in the model's folder"),
     flag("ignore-patterns", AnyValue, "only files that are read are downloaded"),
     flag("kv-cache-metrics", Off, "KV cache usage and prefix cache hits are in /metrics"),
-    flag("kv-events-config", Only(&[]), "KV cache events are not published"),
     flag("kv-offloading-backend", Moot(&["native", "lmcache"]), "--kv-offloading-size is 0"),
     flag("kv-offloading-size", Only(&["0"]), OFFLOAD),
     flag("kv-transfer-config", Only(&[]), "prefill and decode run in one engine"),

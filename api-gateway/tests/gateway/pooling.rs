@@ -320,8 +320,8 @@ async fn tokens_of_two_texts_find_each_other() {
     assert!(message.contains("a vector of each token") && message.contains("/rerank"), "{message}");
 }
 
-/// bge-m3: a vector of a prompt, and behind it a vector and a weight of each token; the first token has neither, the last
-/// one has no weight.
+/// bge-m3: a vector of a prompt, and behind it a vector and a weight of each token; the first token has neither, the
+/// last one has no weight.
 #[tokio::test]
 async fn tokens_have_vectors_and_weights() {
     let outputs = TokenOutputs { vector: 2, bos_token: Some(0), eos_token: Some(9) };

@@ -129,8 +129,8 @@ pub(crate) fn small_files(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).filter(wanted).collect()
 }
 
-/// The weights of modules of sentence-transformers (`2_Dense/model.safetensors`, or PyTorch's file where that is all) and
-/// of bge-m3's layers.
+/// The weights of modules of sentence-transformers (`2_Dense/model.safetensors`, or PyTorch's file where that is all)
+/// and of bge-m3's layers.
 pub(crate) fn module_weights(names: &[String]) -> Vec<String> {
     let has = |wanted: &str| names.iter().any(|name| name == wanted);
     let wanted = |name: &&String| match of_module(name) {

@@ -1,4 +1,5 @@
-//! bge-m3: an XLM-RoBERTa that gives each token a vector and a weight beside the prompt's vector (Chen et al. 2024, "M3-Embedding").
+//! bge-m3: an XLM-RoBERTa that gives each token a vector and a weight beside the prompt's vector (Chen et al. 2024,
+//! "M3-Embedding").
 
 use model_spec::{ConfigError, HeadSpec, ProjectionSpec};
 

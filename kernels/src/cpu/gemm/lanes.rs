@@ -171,7 +171,7 @@ fn pack_block(isa: Isa, x: &[&[f32]], rows: usize, block: &mut [f32]) {
     }
 }
 
-/// Turns sixteen columns of up to sixteen rows at a time, as long as there are so many; returns how many columns it did.
+/// Transposes blocks of sixteen columns by up to sixteen rows; returns how many columns it has done.
 ///
 /// # Safety
 /// AVX-512 is there, all rows of x are as long as the first, and the block has room for `rows` numbers of each column.

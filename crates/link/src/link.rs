@@ -116,16 +116,17 @@ impl<S: Message> Sender<S> {
 
     /// Hands a message to the transport, to be seen after [`Self::publish`]; `false` when there is no room now.
     fn stage(&mut self, message: &S) -> Result<bool, LinkError> {
-        let bytes = message.encoded_len();
         match &mut self.outgoing {
             Outgoing::Ring(ring) => {
-                check_size(bytes, ring.limit())?;
                 shrink(&mut self.encoded);
-                // It fails only for want of room, and a Vec grows.
+                // Measures the message; doing that before, too, takes as long as writing it. It fails only for want of
+                // room, and a Vec grows.
                 let _ = message.encode(&mut self.encoded);
+                check_size(self.encoded.len(), ring.limit())?;
                 Ok(ring.stage(&self.encoded)?)
             }
             Outgoing::Grpc { queue, limit } => {
+                let bytes = message.encoded_len();
                 check_size(bytes, *limit)?;
                 queue.stage(bytes, || message.encode_to_vec().into())
             }

@@ -86,7 +86,7 @@ pub(crate) struct Sequence {
     /// What has not been sent yet.
     delta: Delta,
     sent: bool,
-    /// It grew in this batch.
+    /// It grew since the last flush.
     pub(crate) touched: bool,
 }
 

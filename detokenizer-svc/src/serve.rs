@@ -164,6 +164,7 @@ impl Shell {
             let Some(batch) = self.schedulers.try_batch(number) else { break };
             engine.streams.apply(batch, &mut self.output);
         }
+        engine.streams.flush(&mut self.output);
         engine.stopped.append(&mut self.output.stopped);
         self.process.status.advance();
         self.metrics.batches(began.elapsed());

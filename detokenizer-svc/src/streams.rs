@@ -74,7 +74,7 @@ pub(crate) struct Streams {
     gateways: HashSet<u64>,
     requests: HashMap<RequestKey, Live>,
     sequences: HashMap<u64, Sequence, BuildHasherDefault<HandleHasher>>,
-    /// Sequences that grew in this batch, in order.
+    /// Sequences that grew since the last flush, in order.
     touched: Vec<u64>,
     pub(crate) totals: Totals,
 }
@@ -127,7 +127,8 @@ impl Streams {
         self.sequences.clear();
     }
 
-    /// Applies one step of the scheduler.
+    /// Applies one step of the scheduler. What sequences grew by is sent with [`Self::flush`]: where several steps have
+    /// come by then, it is one event for all of them.
     pub(crate) fn apply(&mut self, batch: TokenBatch, out: &mut Output) {
         for started in batch.started {
             self.start(started, out);
@@ -147,7 +148,10 @@ impl Streams {
         for finished in batch.finished {
             self.finish(&finished, out);
         }
-        self.flush(out);
+        if !batch.failed.is_empty() {
+            // Their text comes before the failure.
+            self.flush(out);
+        }
         for failed in batch.failed {
             self.fail(failed, out);
         }
@@ -249,7 +253,7 @@ impl Streams {
     }
 
     /// Sends what grew.
-    fn flush(&mut self, out: &mut Output) {
+    pub(crate) fn flush(&mut self, out: &mut Output) {
         for handle in self.touched.drain(..) {
             let Some(sequence) = self.sequences.get_mut(&handle) else { continue };
             sequence.touched = false;

@@ -48,6 +48,7 @@ fn streams() -> Streams {
 fn apply(streams: &mut Streams, batch: TokenBatch) -> (Vec<Event>, Vec<u64>) {
     let mut out = Output::default();
     streams.apply(batch, &mut out);
+    streams.flush(&mut out);
     (out.events.into_iter().flat_map(|(_, events)| events).collect(), out.stopped)
 }
 
@@ -292,4 +293,30 @@ proptest! {
             prop_assert_eq!(count(&deltas) as usize, ids.len());
         }
     }
+}
+
+#[test]
+fn steps_that_come_together_are_one_event() {
+    let mut streams = streams();
+    apply(&mut streams, TokenBatch { started: vec![started(1, 10, streaming())], ..TokenBatch::default() });
+    let ids = encode("one two three four");
+    let mut out = Output::default();
+    ids.iter().for_each(|id| streams.apply(tokens(10, &[*id]), &mut out));
+    assert!(out.events.is_empty());
+    streams.flush(&mut out);
+    let deltas = deltas(out.events.remove(0).1);
+    assert_eq!((deltas.len(), text(&deltas).as_str(), count(&deltas)), (1, "one two three four", ids.len() as u32));
+}
+
+#[test]
+fn text_comes_before_the_failure_of_a_later_step() {
+    let mut streams = streams();
+    apply(&mut streams, TokenBatch { started: vec![started(1, 10, streaming())], ..TokenBatch::default() });
+    let mut out = Output::default();
+    streams.apply(tokens(10, &encode("one")), &mut out);
+    let failed = Failed { key: Some(key(1)), ..Failed::default() };
+    streams.apply(TokenBatch { failed: vec![failed], ..TokenBatch::default() }, &mut out);
+    streams.flush(&mut out);
+    let kinds: Vec<Kind> = out.events.remove(0).1.into_iter().filter_map(|event| event.kind).collect();
+    assert!(matches!(&kinds[..], [Kind::Delta(delta), Kind::Failure(_)] if delta.text == "one"), "{kinds:?}");
 }

@@ -155,10 +155,17 @@ pub struct Growth {
     pub tokens: u32,
     /// When they came; absent without tokens.
     pub time: Option<TokenTime>,
-    /// How the choice ended, if it did.
-    pub choice_end: Option<ChoiceEnd>,
-    /// Figures of the request, if its last choice ended.
-    pub request_end: Option<RequestEnd>,
+    /// Figures of the choice, if it ended; apart, since nearly all go on.
+    pub end: Option<Box<GrowthEnd>>,
+}
+
+/// A choice that ended with what it grew by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GrowthEnd {
+    /// How it ended.
+    pub choice: ChoiceEnd,
+    /// Figures of the request, if this was its last choice.
+    pub request: Option<RequestEnd>,
 }
 
 /// When tokens came.
@@ -267,8 +274,10 @@ impl EngineTable {
         if growth.tokens > 0 {
             self.0.generation_tokens.inc_by(growth.tokens.into());
         }
-        growth.choice_end.iter().for_each(|end| self.choice_ended(end));
-        growth.request_end.iter().for_each(|end| self.request_ended(*end));
+        if let Some(end) = &growth.end {
+            self.choice_ended(&end.choice);
+            end.request.iter().for_each(|request| self.request_ended(*request));
+        }
     }
 
     /// A choice grew by `tokens` in the time since its last event. Each counts with its share of it: of an answer that

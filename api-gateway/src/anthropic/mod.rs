@@ -50,7 +50,7 @@ struct Stop {
 
 impl Stop {
     fn of(growth: &ChoiceUpdate, finish: &str) -> Self {
-        let sequence = growth.stop_text.clone().filter(|_| growth.finish == Some(FinishReason::Stop));
+        let sequence = growth.details().stop_text.clone().filter(|_| growth.finish == Some(FinishReason::Stop));
         let reason = match finish {
             "tool_calls" => "tool_use",
             "length" => "max_tokens",

@@ -17,23 +17,35 @@ pub struct ChoiceUpdate {
     pub tokens: u32,
     /// Their ids, when asked for.
     pub token_ids: Vec<u32>,
-    /// Their log-probabilities, when asked for.
-    pub logprobs: Vec<TextLogprobs>,
-    /// Log-probabilities of the prompt, once, when asked for.
-    pub prompt_logprobs: Vec<TextLogprobs>,
-    /// What was pooled of the prompt.
-    pub pooled: Vec<f32>,
     /// Why the choice ended, if it did.
     pub finish: Option<FinishReason>,
-    /// The stop string that ended it.
-    pub stop_text: Option<String>,
-    /// The stop token that ended it.
-    pub stop_token: Option<u32>,
+    /// What few updates have, apart so that the usual one, of which there are as many as writes, is small. Read it with
+    /// [`Self::details`].
+    pub details: Option<Box<DeltaDetails>>,
     /// Where its time went, once it ended.
-    pub timings: Option<Timings>,
+    pub timings: Option<Box<Timings>>,
 }
 
+/// The details of an update without any.
+static NO_DETAILS: DeltaDetails = DeltaDetails {
+    logprobs: Vec::new(),
+    prompt_logprobs: Vec::new(),
+    stop_text: None,
+    stop_token: None,
+    pooled: Vec::new(),
+};
+
 impl ChoiceUpdate {
+    /// Log-probabilities, what was pooled, what stopped it.
+    pub fn details(&self) -> &DeltaDetails {
+        self.details.as_deref().unwrap_or(&NO_DETAILS)
+    }
+
+    /// Takes the log-probabilities of the prompt, which come once, when asked for.
+    pub fn take_prompt_logprobs(&mut self) -> Vec<TextLogprobs> {
+        self.details.as_mut().map(|details| std::mem::take(&mut details.prompt_logprobs)).unwrap_or_default()
+    }
+
     fn add(&mut self, delta: Delta) {
         let finish = delta.finish();
         if self.text.is_empty() {
@@ -46,19 +58,21 @@ impl ChoiceUpdate {
         if finish != FinishReason::Unspecified {
             self.finish = Some(finish);
         }
-        if let Some(details) = delta.details {
-            self.add_details(*details);
+        match (&mut self.details, delta.details) {
+            (_, None) => {}
+            (Some(held), Some(details)) => add_details(held, *details),
+            (none, details) => *none = details,
         }
     }
+}
 
-    fn add_details(&mut self, details: DeltaDetails) {
-        let DeltaDetails { logprobs, prompt_logprobs, stop_text, stop_token, pooled } = details;
-        append(&mut self.logprobs, logprobs);
-        append(&mut self.prompt_logprobs, prompt_logprobs);
-        append(&mut self.pooled, pooled);
-        self.stop_text = stop_text.or(self.stop_text.take());
-        self.stop_token = stop_token.or(self.stop_token);
-    }
+fn add_details(held: &mut DeltaDetails, details: DeltaDetails) {
+    let DeltaDetails { logprobs, prompt_logprobs, stop_text, stop_token, pooled } = details;
+    append(&mut held.logprobs, logprobs);
+    append(&mut held.prompt_logprobs, prompt_logprobs);
+    append(&mut held.pooled, pooled);
+    held.stop_text = stop_text.or(held.stop_text.take());
+    held.stop_token = stop_token.or(held.stop_token);
 }
 
 fn append<T>(to: &mut Vec<T>, mut from: Vec<T>) {
@@ -104,7 +118,7 @@ pub enum Delivery {
         /// What it grew by.
         delta: Delta,
         /// Where its time went, if it finished.
-        timings: Option<Timings>,
+        timings: Option<Box<Timings>>,
     },
     /// A part of the answer failed.
     Failure(Failure),
@@ -193,7 +207,7 @@ impl Mailbox {
         if inbox.unfinished == 0 { inbox.waker.take() } else { inbox.waker_for_news() }
     }
 
-    fn time(&self, choice: u32, timings: Timings) {
+    fn time(&self, choice: u32, timings: Box<Timings>) {
         if let Some(slot) = self.inbox.lock().growth.get_mut(choice as usize) {
             slot.timings = Some(timings);
         }
@@ -255,7 +269,8 @@ impl Mailbox {
 impl ChoiceUpdate {
     /// Every delta stands for a token, or ends the choice, or brings text.
     fn is_empty(&self) -> bool {
-        self.tokens == 0 && self.finish.is_none() && self.text.is_empty() && self.prompt_logprobs.is_empty()
+        let nothing = self.tokens == 0 && self.finish.is_none() && self.text.is_empty();
+        nothing && self.details().prompt_logprobs.is_empty()
     }
 }
 
@@ -318,7 +333,7 @@ mod tests {
             mailbox.grow(0, Delta { details: details(2), ..delta("b", FinishReason::Stop) });
             let update = look(&mailbox).expect("update");
             let (_, whole) = update.grown.iter().find(|(choice, _)| *choice == 0).expect("the choice grew");
-            let offsets: Vec<u32> = whole.prompt_logprobs.iter().map(|one| one.text_offset).collect();
+            let offsets: Vec<u32> = whole.details().prompt_logprobs.iter().map(|one| one.text_offset).collect();
             assert_eq!((whole.text.as_str(), whole.tokens, offsets), ("ab", 2, vec![0, 1, 2]));
             assert_eq!((update.grown.len(), update.ending), (2, Some(Ending::Complete)));
         }

@@ -15,7 +15,7 @@ use crate::{
         mailbox::{Delivery, Mailbox},
         timings::Timings,
     },
-    metrics::{Abandoned, ChoiceEnd, Counted, Growth, RequestEnd, TokenTime},
+    metrics::{Abandoned, ChoiceEnd, Counted, Growth, GrowthEnd, RequestEnd, TokenTime},
 };
 
 /// Why a request is not taken.
@@ -249,22 +249,26 @@ impl Entry {
         let choice = delta.choice;
         let clock = self.choices.get_mut(choice as usize).filter(|clock| !clock.finished)?;
         let time = clock.tick(delta.token_count, self.new.arrival, now);
-        let mut growth = Growth { tokens: delta.token_count, time, choice_end: None, request_end: None };
-        let reason = delta.finish();
+        let mut growth = Growth { tokens: delta.token_count, time, end: None };
         let mut timings = None;
-        if reason != FinishReason::Unspecified {
+        if delta.finish() != FinishReason::Unspecified {
             clock.finished = true;
-            self.unfinished -= 1;
-            growth.choice_end = Some(self.choice_end(choice as usize, reason, now));
-            timings = Some(self.timings(choice as usize));
-            if self.unfinished == 0 {
-                self.stage = Stage::Ended;
-                growth.request_end = Some(self.request_end());
-            }
+            growth.end = Some(Box::new(self.finish(choice as usize, delta.finish(), now)));
+            timings = Some(Box::new(self.timings(choice as usize)));
         }
         // The mailbox counts the choices of all prompts of the answer; every prompt has the same n.
         delta.choice = self.new.prompt * self.new.n + choice;
         Some((Delivery::Delta { delta, timings }, Counted::Grown(growth)))
+    }
+
+    /// A choice ended, and with the last one the request.
+    fn finish(&mut self, choice: usize, reason: FinishReason, now: Instant) -> GrowthEnd {
+        self.unfinished -= 1;
+        if self.unfinished == 0 {
+            self.stage = Stage::Ended;
+        }
+        let request = (self.unfinished == 0).then(|| self.request_end());
+        GrowthEnd { choice: self.choice_end(choice, reason, now), request }
     }
 
     fn fail(&mut self, number: u64) -> Failed {
@@ -464,13 +468,13 @@ mod tests {
         let counted = bench.event(number, event::Kind::Admitted(admitted.into()));
         assert_eq!(counted, Some(Counted::Admitted { prompt_tokens: 3, cached_tokens: 2 }));
         let time = |counted: Option<Counted>| match counted {
-            Some(Counted::Grown(growth)) => (growth.time, growth.choice_end.is_some(), growth.request_end),
+            Some(Counted::Grown(growth)) => (growth.time, growth.end.map(|end| end.request)),
             other => panic!("{other:?}"),
         };
         let first = time(bench.event(number, delta(0, FinishReason::Unspecified)));
-        assert_eq!(first, (Some(TokenTime::First(Duration::ZERO)), false, None));
+        assert_eq!(first, (Some(TokenTime::First(Duration::ZERO)), None));
         let next = time(bench.event(number, delta(0, FinishReason::Stop)));
-        assert_eq!(next, (Some(TokenTime::Next(Duration::ZERO)), true, None));
+        assert_eq!(next, (Some(TokenTime::Next(Duration::ZERO)), Some(None)));
         let abandoned = bench.registry.remove(number, bench.start).unwrap().abandoned.unwrap();
         assert_eq!(abandoned.choices.len(), 1);
         assert_eq!(abandoned.choices[0].reason, FinishReason::Abort);

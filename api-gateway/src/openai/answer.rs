@@ -35,7 +35,7 @@ pub fn write(plan: &Plan, update: Update) -> Vec<u8> {
     let generated = choices.iter().map(|growth| if prompt_only { 0 } else { growth.tokens });
     let facts = gathered.prompts.iter().map(|prompt| &prompt.facts);
     Usage { reasoning, ..Usage::total(facts, generated) }.write(&mut out, plan);
-    request_metrics(&mut out, plan, choices.first().and_then(|choice| choice.timings));
+    request_metrics(&mut out, plan, choices.first().and_then(|choice| choice.timings.as_deref()));
     if let Api::Chat { return_prompt_text, .. } = plan.api {
         chat_tail(&mut out, plan, &gathered.prompts, return_prompt_text);
     }
@@ -67,8 +67,9 @@ impl Gathered {
         for (choice, mut growth) in update.grown {
             let Some(slot) = choices.get_mut(choice as usize) else { continue };
             // They come once per prompt, with whichever choice was first.
-            if !growth.prompt_logprobs.is_empty() {
-                prompts[plan.prompt_of(choice)].logprobs = std::mem::take(&mut growth.prompt_logprobs);
+            let prompt_logprobs = growth.take_prompt_logprobs();
+            if !prompt_logprobs.is_empty() {
+                prompts[plan.prompt_of(choice)].logprobs = prompt_logprobs;
             }
             *slot = growth;
         }
@@ -115,7 +116,7 @@ fn chat_choice(out: &mut Vec<u8>, plan: &Plan, one: ChatChoice<'_>) -> Option<u3
     }
     json::raw(out, "},\"logprobs\":");
     if plan.top_logprobs.is_some() {
-        logprobs::chat(out, &growth.logprobs, plan);
+        logprobs::chat(out, &growth.details().logprobs, plan);
     } else {
         json::raw(out, "null");
     }
@@ -165,7 +166,7 @@ fn completion_choice(out: &mut Vec<u8>, plan: &Plan, choice: usize, growth: &Cho
         CompletionLogprobs {
             prompt: (echo != Echo::No).then_some((&prompt.facts, &prompt.logprobs[..])),
             offset: if echo == Echo::No { 0 } else { prompt.facts.chars },
-            generated: if echo == Echo::PromptOnly { &[] } else { &growth.logprobs },
+            generated: if echo == Echo::PromptOnly { &[] } else { &growth.details().logprobs },
         }
         .write(out, plan);
     } else {

@@ -32,7 +32,7 @@ pub struct ChunkWriter {
     prompt_logprobs: Vec<Vec<TextLogprobs>>,
     choices: Vec<ChoiceState>,
     /// Of the choice that finished last.
-    timings: Option<Timings>,
+    timings: Option<Box<Timings>>,
 }
 
 #[derive(Default)]
@@ -141,9 +141,10 @@ impl ChunkWriter {
             state.tokens += growth.tokens;
         }
         let first = !std::mem::replace(&mut state.started, true);
-        self.timings = growth.timings.or(self.timings);
-        if !growth.prompt_logprobs.is_empty() {
-            self.prompt_logprobs[self.plan.prompt_of(choice)] = std::mem::take(&mut growth.prompt_logprobs);
+        self.timings = growth.timings.take().or(self.timings.take());
+        let prompt_logprobs = growth.take_prompt_logprobs();
+        if !prompt_logprobs.is_empty() {
+            self.prompt_logprobs[self.plan.prompt_of(choice)] = prompt_logprobs;
         }
         let said = state.parser.as_mut().map(|parser| {
             let pieces = parser.take(&growth);
@@ -166,7 +167,7 @@ impl ChunkWriter {
     /// Text may be held back while it could still become a stop string or half a character; nothing is sent then.
     fn is_worth_a_chunk(&self, growth: &ChoiceUpdate) -> bool {
         growth.finish.is_some()
-            || !growth.logprobs.is_empty()
+            || !growth.details().logprobs.is_empty()
             || self.plan.return_token_ids
             || self.plan.streaming.continuous_usage
     }
@@ -181,8 +182,9 @@ impl ChunkWriter {
             }
         }
         json::raw(out, "},\"logprobs\":");
-        if self.plan.top_logprobs.is_some() && !growth.logprobs.is_empty() {
-            logprobs::chat(out, &growth.logprobs, &self.plan);
+        let entries = &growth.details().logprobs;
+        if self.plan.top_logprobs.is_some() && !entries.is_empty() {
+            logprobs::chat(out, entries, &self.plan);
         } else {
             json::raw(out, "null");
         }
@@ -208,7 +210,7 @@ impl ChunkWriter {
             json::string_part(out, &growth.text);
         }
         json::raw(out, "\",\"logprobs\":");
-        let generated: &[TextLogprobs] = if echo == Echo::PromptOnly { &[] } else { &growth.logprobs };
+        let generated: &[TextLogprobs] = if echo == Echo::PromptOnly { &[] } else { &growth.details().logprobs };
         let prompt = echoes.then(|| (facts, &self.prompt_logprobs[self.plan.prompt_of(choice)][..]));
         if self.plan.top_logprobs.is_some() && (prompt.is_some() || !generated.is_empty()) {
             let offset = if echo == Echo::No { 0 } else { facts.chars };
@@ -252,7 +254,7 @@ impl ChunkWriter {
         let reasoning = parsers.filter_map(|parser| parser.reasoning_tokens()).reduce(|sum, tokens| sum + tokens);
         let total = Usage::total(self.prompts.iter(), self.choices.iter().map(|choice| choice.tokens));
         Usage { reasoning, ..total }.write(out, &self.plan);
-        object::request_metrics(out, &self.plan, self.timings);
+        object::request_metrics(out, &self.plan, self.timings.as_deref());
         out.extend_from_slice(b"}\n\n");
     }
 }

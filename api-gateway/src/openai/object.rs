@@ -82,7 +82,7 @@ impl Usage {
 }
 
 /// `,"metrics":{…}` of an answer of one choice, where the server tells them. Times are in milliseconds.
-pub fn request_metrics(out: &mut Vec<u8>, plan: &Plan, timings: Option<Timings>) {
+pub fn request_metrics(out: &mut Vec<u8>, plan: &Plan, timings: Option<&Timings>) {
     let Some(timings) = timings.filter(|_| plan.request_metrics && plan.choices() == 1) else { return };
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
     let rows = [
@@ -116,7 +116,8 @@ pub fn finish_as(out: &mut Vec<u8>, growth: &ChoiceUpdate, reason: Option<&str>)
         Some(reason) => json::string(out, reason),
     }
     json::raw(out, ",\"stop_reason\":");
-    match (&growth.stop_text, growth.stop_token) {
+    let details = growth.details();
+    match (&details.stop_text, details.stop_token) {
         _ if growth.finish != Some(FinishReason::Stop) => json::raw(out, "null"),
         (Some(text), _) => json::string(out, text),
         (None, Some(token)) => json::number(out, token),

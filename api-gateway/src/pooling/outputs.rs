@@ -38,7 +38,7 @@ impl Outputs {
         }
         for (choice, update) in update.grown {
             if let Some(values) = outputs.values.get_mut(choice as usize) {
-                *values = update.pooled;
+                *values = update.details.map(|details| details.pooled).unwrap_or_default();
             }
         }
         match outputs.values.iter().any(Vec::is_empty) {

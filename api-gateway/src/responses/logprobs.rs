@@ -23,7 +23,7 @@ pub fn of_content(growth: &ChoiceUpdate, content: &str, plan: &Plan) -> Vec<Valu
 /// The tokens that overlap `content` in the text that came. Where it is not found there, because a part of it was held
 /// back, all of them.
 fn entries_of<'a>(growth: &'a ChoiceUpdate, content: &str) -> &'a [TextLogprobs] {
-    let all = &growth.logprobs[..];
+    let all = &growth.details().logprobs[..];
     let Some(start) = growth.text.find(content) else { return all };
     let end = start + content.len();
     let mut at = 0;
@@ -40,11 +40,14 @@ fn entries_of<'a>(growth: &'a ChoiceUpdate, content: &str) -> &'a [TextLogprobs]
 
 #[cfg(test)]
 mod tests {
+    use proto::DeltaDetails;
+
     use super::*;
 
     fn growth(tokens: &[&str]) -> ChoiceUpdate {
         let logprobs = tokens.iter().map(|token| TextLogprobs { token: (*token).into(), ..TextLogprobs::default() });
-        ChoiceUpdate { text: tokens.concat(), logprobs: logprobs.collect(), ..ChoiceUpdate::default() }
+        let details = DeltaDetails { logprobs: logprobs.collect(), ..DeltaDetails::default() };
+        ChoiceUpdate { text: tokens.concat(), details: Some(details.into()), ..ChoiceUpdate::default() }
     }
 
     #[test]

@@ -16,3 +16,4 @@ mod relayed;
 mod slurm;
 mod systemd;
 mod tools;
+mod two_nodes;

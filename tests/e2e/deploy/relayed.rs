@@ -2,77 +2,27 @@
 
 use std::{
     io::Read,
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use e2e_tests::{alone, quire_binary};
 
-use super::namespaces::{APART, Between, Hosts, Script};
+use super::{
+    namespaces::{APART, Between},
+    two_nodes::TwoNodes,
+};
 
-/// Within this the nodes find each other, again too.
-const READY: Duration = Duration::from_secs(60);
 /// A peer that says nothing is noticed within 15 s (docs/multi-node.md); the rest is for a busy machine.
 const NOTICED: Duration = Duration::from_secs(30);
 /// A pause that links stand.
 const PAUSE: Duration = Duration::from_secs(3);
 
-struct Nodes {
-    hosts: Hosts,
-    between: Between,
-    head: Script,
-    second: Script,
-    _folder: tempfile::TempDir,
-}
-
-impl Nodes {
-    /// Absent where namespaces cannot be made.
-    fn start() -> anyhow::Result<Option<Self>> {
-        let Some((hosts, between)) = Between::make()? else { return Ok(None) };
-        let folder = tempfile::tempdir()?;
-        let token = folder.path().join("token");
-        std::fs::write(&token, "the-token-of-two-machines\n")?;
-        let start = |host: usize| {
-            let mut command = hosts.on(host, &quire_binary());
-            command.args(["serve", "--device=cpu", "--pipeline-parallel-size=2", "--nnodes=2", "--master-addr"]);
-            command.args([APART[0], &format!("--node-rank={host}")]);
-            command.arg(format!("--link-token-file={}", token.display()));
-            Script::start(&mut command, folder.path().join(format!("node-{host}")))
-        };
-        let (second, head) = (start(1)?, start(0)?);
-        let mut nodes = Self { hosts, between, head, second, _folder: folder };
-        nodes.serve()?;
-        Ok(Some(nodes))
-    }
-
-    fn logs(&self) -> String {
-        format!("{}\n{}", self.head.log(), self.second.log())
-    }
-
-    /// A client on the first machine.
-    fn client(&self, tokens: &str) -> Command {
-        let mut command = self.hosts.on(0, &quire_binary());
-        command.args(["complete", "--quick=Once", "--temperature=0", "--max-tokens", tokens]);
-        command
-    }
-
-    /// Asks until there is an answer.
-    fn serve(&mut self) -> anyhow::Result<()> {
-        let began = Instant::now();
-        while !self.client("4").output()?.status.success() {
-            if self.head.has_ended() || self.second.has_ended() || began.elapsed() > READY {
-                bail!("no answer: {}", self.logs());
-            }
-        }
-        Ok(())
-    }
-
-    fn end(self) -> anyhow::Result<()> {
-        let Self { head, second, .. } = self;
-        head.end(0)?;
-        second.end(0)
-    }
+/// The nodes, and what is between them. Absent where namespaces cannot be made.
+fn start() -> anyhow::Result<Option<(TwoNodes, Between)>> {
+    let Some((hosts, between)) = Between::make()? else { return Ok(None) };
+    Ok(Some((TwoNodes::start(hosts, APART[0])?, between)))
 }
 
 /// A stall ends a request after as long as links stand one, and not before; then the group forms again.
@@ -80,15 +30,15 @@ impl Nodes {
 #[ignore = "second tier: waits for networks that stall"]
 async fn a_stalled_network_is_waited_for_and_then_given_up() -> anyhow::Result<()> {
     let _alone = alone().await;
-    let Some(mut nodes) = Nodes::start()? else { return Ok(()) };
+    let Some((mut nodes, between)) = start()? else { return Ok(()) };
     for survives in [true, false] {
         let mut running = nodes.client("600").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         running.stdout.as_mut().context("piped")?.read_exact(&mut [0])?;
-        nodes.between.relay.stall(true);
+        between.relay.stall(true);
         let stalled = Instant::now();
         if survives {
             std::thread::sleep(PAUSE);
-            nodes.between.relay.stall(false);
+            between.relay.stall(false);
         }
         let ended = running.wait_with_output()?;
         let said = String::from_utf8_lossy(&ended.stderr);
@@ -97,7 +47,7 @@ async fn a_stalled_network_is_waited_for_and_then_given_up() -> anyhow::Result<(
             let after = stalled.elapsed();
             println!("the stall ended the request after {:.1} s: {said}", after.as_secs_f64());
             ensure!(after < NOTICED && said.contains("worker 1"), "{after:?}: {said}\n{}", nodes.logs());
-            nodes.between.relay.stall(false);
+            between.relay.stall(false);
         }
     }
     nodes.serve()?;
@@ -109,10 +59,10 @@ async fn a_stalled_network_is_waited_for_and_then_given_up() -> anyhow::Result<(
 #[ignore = "second tier: measures"]
 async fn stages_with_a_delay_between_them() -> anyhow::Result<()> {
     let _alone = alone().await;
-    let Some(nodes) = Nodes::start()? else { return Ok(()) };
+    let Some((nodes, between)) = start()? else { return Ok(()) };
     println!("delay  clients  output tokens/s  median TPOT");
     for (delay, clients) in [0, 1].into_iter().flat_map(|delay| [1, 4, 16, 64].map(|clients| (delay, clients))) {
-        nodes.between.relay.delay(Duration::from_millis(delay));
+        between.relay.delay(Duration::from_millis(delay));
         let mut bench = nodes.hosts.on(0, &quire_binary());
         bench.args(["bench", "serve", "--random-input-len=32", "--random-output-len=128", "--ignore-eos"]);
         bench.args([

@@ -16,6 +16,8 @@ const BACK: Duration = Duration::from_secs(60);
 const MODELS: &[(&str, &[&str])] = &[
     ("gpt2", &["-tp", "2", "-pp", "2"]),
     ("llama", &["-pp", "2"]),
+    ("llama", &["-tp", "4", "-pp", "2"]),
+    ("llama-head128", &["-tp", "8"]),
     ("gpt2", &["-pp", "2"]),
     ("deepseek-v3", &["-pp", "2", "--pipeline-layer-partition", "1,2"]),
     ("gpt-oss", &["-pp", "2"]),

@@ -73,9 +73,10 @@ impl Gateway {
         if let Some(reason) = self.pipeline.not_ready_reason() {
             return Some(reason.into());
         }
-        if !self.model.is_known() {
-            return Some("the model is not known yet".into());
+        if let Err(reason) = self.peers.ready().await {
+            return Some(reason);
         }
-        self.peers.ready().await.err()
+        // Last: the others are ready before the gateway has asked them what they serve.
+        (!self.model.is_known()).then(|| "the model is not known yet".into())
     }
 }

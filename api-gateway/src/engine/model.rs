@@ -25,9 +25,8 @@ pub struct Model {
     prefix_cache_off: RwLock<String>,
     /// What the model gives, if it pools.
     pooling: RwLock<Option<Arc<PoolingInfo>>>,
-    /// Set once the scheduler has told what the model is run for.
-    serves_known: AtomicBool,
-    /// Set once the tokenizer has told what it knows. Before, sampling defaults would be wrong.
+    /// Set once the tokenizer and the scheduler have told what they know. Before, sampling defaults would be wrong, and
+    /// what the model is run for.
     learned: AtomicBool,
 }
 
@@ -56,7 +55,6 @@ impl Model {
             max_model_len: RwLock::new(None),
             prefix_cache_off: RwLock::default(),
             pooling: RwLock::default(),
-            serves_known: AtomicBool::new(false),
             learned: AtomicBool::new(false),
         }
     }
@@ -71,14 +69,14 @@ impl Model {
         self.limits.read().clone()
     }
 
-    /// Whether requests can be read: the model's sampling defaults are known.
+    /// Whether requests can be read: the model's sampling defaults are known, and what it is run for.
     pub fn is_known(&self) -> bool {
         self.learned.load(Ordering::Acquire)
     }
 
     /// What the model gives, if it pools; absent of one that generates text. Fails while that is not known.
     pub fn pooling(&self) -> Result<Option<Arc<PoolingInfo>>, ApiError> {
-        match self.is_known() && self.serves_known.load(Ordering::Acquire) {
+        match self.is_known() {
             true => Ok(self.pooling.read().clone()),
             false => Err(ApiError::unavailable("The server is starting, try again.")),
         }
@@ -132,12 +130,11 @@ impl Model {
         if let Some(info) = ask(peers.tokenizer().map_or(&[], std::slice::from_ref)).await {
             self.learn_from_tokenizer(&info);
         }
-        // Without a tokenizer to ask, the flags are all there is to know.
-        self.learned.store(true, Ordering::Release);
         if let Some(info) = ask(peers.schedulers()).await {
             self.learn_from_scheduler(&info);
         }
-        self.serves_known.store(true, Ordering::Release);
+        // Without processes to ask, the flags are all there is to know.
+        self.learned.store(true, Ordering::Release);
     }
 }
 

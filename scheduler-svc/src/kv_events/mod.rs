@@ -2,8 +2,8 @@
 //!
 //! A message is `topic, number, batch`; the number counts batches of this process from 0, in eight bytes, big-endian.
 //! Who finds one missing asks at the replay endpoint for all from that number on, and gets `number, batch` for each
-//! that is kept, and -1 at the end. Subscribers are no members of the engine: whoever reaches the port is told, tokens
-//! of prompts included.
+//! that is kept, and -1 at the end. Subscribers are no members of the engine: every client that reaches the port is
+//! told, tokens of prompts included.
 
 mod batch;
 mod peers;
@@ -63,13 +63,13 @@ impl KvEvents {
             let replaying = replaying.context("--kv-events-config: replay_endpoint")?;
             tokio::spawn(serving.clone().run_until_cancelled_owned(replaying));
         }
-        info!(endpoint = %settings.endpoint, topic = settings.topic, "KV cache events are for whoever subscribes");
+        info!(endpoint = %settings.endpoint, topic = settings.topic, "publishing KV cache events");
         let (batches, queue) = mpsc::channel(settings.max_queue_size);
         tokio::spawn(serving.run_until_cancelled_owned(write(queue, settings, rank, subscribers, kept)));
         Ok(Some(Self { batches, lost: false }))
     }
 
-    /// Says what changed. Waits for nobody: where the queue is full, subscribers are told later that what they know is
+    /// Says what changed, and never waits: where the queue is full, subscribers are told later that what they know is
     /// void.
     pub(crate) fn tell(&mut self, changes: &[BlockChange], config: &Config) {
         let mut events = batch::events(changes, config);

@@ -97,8 +97,9 @@ async fn dial(place: Place, subscribers: Subscribers, most: usize) {
             info!(%place, "connected to a subscriber of KV cache events");
             subscriber(stream, subscribers.clone(), most).await
         };
-        let Err(error) = outcome.await else { continue };
-        debug!(%place, "no subscriber of KV cache events: {error}");
+        if let Err(error) = outcome.await {
+            debug!(%place, "no subscriber of KV cache events: {error}");
+        }
         sleep(REDIAL).await;
     }
 }
@@ -138,7 +139,7 @@ async fn read<R: AsyncRead + Unpin>(
 /// One byte and a topic: 1 to subscribe, 0 to do so no longer.
 fn subscribe(topics: &Mutex<Vec<Vec<u8>>>, frames: &[Vec<u8>]) -> io::Result<()> {
     let mut topics = topics.lock().unwrap_or_else(PoisonError::into_inner);
-    // What a subscriber says otherwise is for nobody.
+    // Other messages of a subscriber have no meaning.
     let [frame] = frames else { return Ok(()) };
     match frame.split_first() {
         Some((1, _)) if topics.len() == MAX_TOPICS => return Err(io::Error::other("too many topics")),
@@ -181,7 +182,7 @@ async fn asker(stream: Stream, kept: Kept) -> io::Result<()> {
     }
 }
 
-/// In time.
+/// Fails with `TimedOut` after [`PATIENCE`].
 async fn in_time<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout(PATIENCE, what).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }

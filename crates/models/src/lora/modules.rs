@@ -39,8 +39,7 @@ enum Part {
     Saved,
 }
 
-/// How a tensor's name goes on after its module's.
-/// One that ends as another does comes before it.
+/// How a tensor's name goes on after its module's; the longer of two that end alike comes first.
 const ENDS: [(&str, Part); 12] = [
     (".lora_A.weight", Part::A),
     (".lora_A.default.weight", Part::A),

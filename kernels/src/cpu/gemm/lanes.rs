@@ -158,13 +158,13 @@ fn pack_block(isa: Isa, x: &[&[f32]], rows: usize, block: &mut [f32]) {
     if x.len() < rows || block.len() > width * rows {
         block.fill(0.0);
     }
-    let turned = match isa {
+    let transposed = match isa {
         // SAFETY: AVX-512 was detected, the rows have `width` columns, and the block has as many of `rows` numbers.
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx | Isa::Avx512 => unsafe { turn(x, rows, block) },
+        Isa::Amx | Isa::Avx512 => unsafe { transpose(x, rows, block) },
         _ => 0,
     };
-    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width).skip(turned) {
+    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width).skip(transposed) {
         for (to, row) in column.iter_mut().zip(x) {
             *to = row[k];
         }
@@ -177,7 +177,7 @@ fn pack_block(isa: Isa, x: &[&[f32]], rows: usize, block: &mut [f32]) {
 /// AVX-512 is there, all rows of x are as long as the first, and the block has room for `rows` numbers of each column.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn turn(x: &[&[f32]], rows: usize, block: &mut [f32]) -> usize {
+unsafe fn transpose(x: &[&[f32]], rows: usize, block: &mut [f32]) -> usize {
     use std::arch::x86_64::*;
     let columns = x[0].len() / 16 * 16;
     let mask = ((1_u32 << rows) - 1) as u16;
@@ -546,7 +546,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_rows_turned() {
+    fn blocks_are_rows_transposed() {
         let isa = Isa::detect();
         for rows in [2, 4, 6, 8, 12] {
             for (count, width) in [(rows, 16), (rows, 50), (rows - 1, 33), (1, 48)] {

@@ -1,5 +1,5 @@
 // Attention for sequences with several rows in this step on Hopper: `attention_prefill.cu` with warpgroup products and
-// the copy engine. Key and value heads of 64 or 128, without soft cap and ALiBi.
+// the copy engine. Key and value heads of 64, 80, 96, 112, 128 or 256, without soft cap and ALiBi.
 //
 // A block stays on its multiprocessor and takes one tile of 128 packed rows (a row is a pair of token and query head)
 // after another, those that see most keys first, from a counter that all blocks share. Of its three warpgroups the
@@ -15,14 +15,18 @@
 #ifndef TYPE
 #define TYPE bf16
 #define DIM 128
+#define TILE_KEYS 128
 #define STAGES 3
 #define BLOCKS 2
 #endif
 #include "prefill_scores.cuh"
 
+// A thread's part of a group's queries.
+#define QUERY_REGISTERS (DIM / 4)
+
 struct HopperPrefill : Scores {
     // This thread's part of the queries of its group's rows, as products take them from registers.
-    DEVICE void take_queries(u32 (&q)[DIM / 4], u32 group) const {
+    DEVICE void take_queries(u32 (&q)[QUERY_REGISTERS], u32 group) const {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
@@ -33,8 +37,8 @@ struct HopperPrefill : Scores {
         }
     }
 
-    DEVICE void multiply_keys(f32 (&s)[KEYS / 2], const u32 (&q)[DIM / 4], u32 group, u32 stage) const {
-        const u32 from_q = shared_q + group * (64 * DIM * 2), from_k = shared_k + stage * TILE_BYTES;
+    DEVICE void multiply_keys(f32 (&s)[KEYS / 2], const u32 (&q)[QUERY_REGISTERS], u32 group, u32 stage) const {
+        const u32 from_q = shared_q + group * (64 * ROW_BYTES), from_k = shared_k + stage * TILE_BYTES;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
             const u64 keys = operand_in(from_k + k / 4 * PART_BYTES + k % 4 * 32, 0, GROUP_BYTES);
@@ -77,7 +81,7 @@ struct HopperPrefill : Scores {
     }
 
     // Waits for the tile of a turn and its queries; false if there is no more work.
-    DEVICE bool begin(Rows& rows, u32 (&q)[DIM / 4], u32 turn, u32 group) const {
+    DEVICE bool begin(Rows& rows, u32 (&q)[QUERY_REGISTERS], u32 turn, u32 group) const {
         const Tile& tile = hold(turn);
         if (tile.tiles == 0) return false;
         begin_rows(rows, tile, group);
@@ -92,7 +96,7 @@ struct HopperPrefill : Scores {
     }
 
     // The product of queries and keys, and that of weights and the values of the tile of keys before.
-    DEVICE void multiply(f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[DIM / 4], const u32 (&p)[KEYS / 4],
+    DEVICE void multiply(f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[QUERY_REGISTERS], const u32 (&p)[KEYS / 4],
         Place at, Place values, u32 group) const {
         barrier_wait(full_k + 8 * at.stage, at.parity);
         wait_for_turn(group);
@@ -112,7 +116,7 @@ struct HopperPrefill : Scores {
     }
 
     // The scores of the block's first tile of keys: there are no values yet.
-    DEVICE void multiply_first(f32 (&s)[KEYS / 2], const u32 (&q)[DIM / 4], Place at, u32 group) const {
+    DEVICE void multiply_first(f32 (&s)[KEYS / 2], const u32 (&q)[QUERY_REGISTERS], Place at, u32 group) const {
         barrier_wait(full_k + 8 * at.stage, at.parity);
         settle(s);
         products_begin();
@@ -134,7 +138,7 @@ struct HopperPrefill : Scores {
 
     DEVICE void consume(T* out, u32 group) const {
         f32 s[KEYS / 2], o[DIM / 2] = {}, shrink[2], factor[2];
-        u32 p[KEYS / 4], q[DIM / 4], turn = 0, index = 1;
+        u32 p[KEYS / 4], q[QUERY_REGISTERS], turn = 0, index = 1;
         Rows rows;
         Place at = {0, 0}, values = at;
         if (group == 1) pass_turn(group);

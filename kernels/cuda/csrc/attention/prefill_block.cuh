@@ -1,12 +1,12 @@
 // A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on.
-// For a file that says TYPE, DIM, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and whose keys and
-// values are the same, and with NARROW that the cache keeps 8-bit floats.
+// For a file that says TYPE, DIM, TILE_KEYS, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and
+// whose keys and values are the same, and with NARROW that the cache keeps 8-bit floats.
 #pragma once
 #include "cached.cuh"
-#include "hopper.cuh"
+#include "hopper_values.cuh"
 #include "prefill.cuh"
 
-#define KEYS 128u
+#define KEYS ((u32)TILE_KEYS)
 #define ROWS 128u
 // Warps that compute; how many arrivals say that keys (or values) are there, that queries are; and warps that read a
 // tile's description. Where what is read is plain shared memory, each thread says itself that it has: racecheck does
@@ -46,8 +46,9 @@ struct Place {
 
 struct PrefillBlock {
     typedef TYPE T;
-    static const u32 PARTS = DIM / 64;
-    static const u32 TILE_BYTES = KEYS * DIM * 2, Q_BYTES = ROWS * DIM * 2, Q_PART_BYTES = 64 * 128;
+    // Of 64 columns. What a row of the last one has beyond DIM is of the row after it, and nothing reads it.
+    static const u32 PARTS = (DIM + 63) / 64, ROW_BYTES = PARTS * 128;
+    static const u32 TILE_BYTES = KEYS * ROW_BYTES, Q_BYTES = ROWS * ROW_BYTES, Q_PART_BYTES = 64 * 128;
     // Keys and values: 8 rows of 64 columns, the same rows of the next 64 columns, then the next 8 rows.
     static const u32 PART_BYTES = 1024, GROUP_BYTES = PARTS * 1024;
 
@@ -186,7 +187,7 @@ struct PrefillBlock {
 
     // Where piece `piece` of 16 bytes of a packed row of queries goes.
     DEVICE u32 query_at(u32 row, u32 piece) const {
-        const u32 to = shared_q + row / 64 * (64 * DIM * 2) + piece / 8 * Q_PART_BYTES;
+        const u32 to = shared_q + row / 64 * (64 * ROW_BYTES) + piece / 8 * Q_PART_BYTES;
         return to + row % 64 * 128 + (piece % 8 ^ row % 8) * 16;
     }
 

@@ -11,7 +11,7 @@ struct Feeder : PrefillBlock {
     // Registers of a thread that feeds, and of one that computes.
     static const u32 FEED_REGISTERS = 40, COMPUTE_REGISTERS = 232;
     // Whether those that compute have room for queries there.
-    static const bool QUERIES_IN_REGISTERS = true;
+    static const bool QUERIES_IN_REGISTERS = DIM <= 128;
 
     // Rows of a tile of keys that this block brings, and those that a lane copies (`copied_tokens` of
     // `src/attention/attention_prefill.rs`).

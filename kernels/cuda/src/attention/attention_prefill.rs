@@ -16,9 +16,9 @@ const KEYS: usize = 64;
 const ROWS: usize = 16 * WARPS;
 /// Blocks in the second dimension of a grid, on any device.
 const MOST_TILES: usize = 65_535;
-/// Head sizes of the Hopper kernel, keys of a tile, and a block's threads.
-pub(crate) const HOPPER_DIMS: [usize; 2] = [64, 128];
-const HOPPER_KEYS: usize = 128;
+/// Head sizes of the Hopper kernel, and those of them that it reads from caches of 8-bit floats; a block's threads.
+const HOPPER_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
+const HOPPER_NARROW_DIMS: [usize; 2] = [64, 128];
 const HOPPER_THREADS: usize = 384;
 /// Most blocks of a cluster, which share keys and values.
 const HOPPER_BLOCKS: usize = 2;
@@ -35,7 +35,8 @@ pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) 
 
 /// The same, for clusters of `blocks` blocks.
 fn hopper_special(types: AttentionTypes, dim: usize, blocks: usize) -> Special {
-    let sizes = [("DIM", dim), ("STAGES", hopper_stages(blocks)), ("BLOCKS", blocks)];
+    let stages = hopper_stages(dim, blocks);
+    let sizes = [("DIM", dim), ("TILE_KEYS", hopper_keys(dim)), ("STAGES", stages), ("BLOCKS", blocks)];
     Special::new("attention_prefill_hopper", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
@@ -53,9 +54,15 @@ pub(crate) fn specials(is_hopper: bool, types: AttentionTypes, dims: HeadDims) -
     }
 }
 
-/// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block.
-fn hopper_stages(blocks: usize) -> usize {
-    1 + blocks
+/// Keys of a tile: as many as there are registers for beside a row's sums.
+pub(crate) fn hopper_keys(dim: usize) -> usize {
+    if dim > 128 { 64 } else { 128 }
+}
+
+/// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block, if there is
+/// room.
+fn hopper_stages(dim: usize, blocks: usize) -> usize {
+    if dim > 128 { 2 } else { 1 + blocks }
 }
 
 /// How the Hopper kernel reads a cache.
@@ -83,7 +90,10 @@ impl<'a> Hopper<'a> {
         let narrow = dtype == KvDType::E4m3 && device.context.arch == HOPPER;
         match &kv.maps {
             Some(maps) => Some(Self::Maps(maps)),
-            None => (narrow && hopper_fits(head_dim, v_head_dim, block_size)).then_some(Self::Narrow),
+            None => {
+                let dims = HeadDims { dim: head_dim, v_dim: v_head_dim };
+                (narrow && hopper_fits(dims, dtype, block_size)).then_some(Self::Narrow)
+            }
         }
     }
 }
@@ -182,28 +192,33 @@ pub(crate) fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
 
 /// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of
 /// keys.
-pub(crate) fn copied_tokens(block_size: usize) -> usize {
-    block_size.min(HOPPER_KEYS / HOPPER_BLOCKS)
+pub(crate) fn copied_tokens(dim: usize, block_size: usize) -> usize {
+    block_size.min(hopper_keys(dim) / HOPPER_BLOCKS)
 }
 
 /// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles'
 /// descriptions and numbers, and room to align them.
 fn hopper_shared(dim: usize, blocks: usize) -> usize {
     const TILE: usize = (12 + 1) * size_of::<u32>();
-    let stages = hopper_stages(blocks);
-    let (barriers, rows) = (4 * stages + 8, ROWS + 2 * stages * HOPPER_KEYS);
-    1024 + rows * dim * 2 + barriers * size_of::<u64>() + 2 * TILE
+    let stages = hopper_stages(dim, blocks);
+    let (barriers, rows) = (4 * stages + 8, ROWS + 2 * stages * hopper_keys(dim));
+    1024 + rows * dim.next_multiple_of(64) * 2 + barriers * size_of::<u64>() + 2 * TILE
 }
 
-/// Whether heads and blocks of the cache fit the Hopper kernel's tiles.
-pub(crate) fn hopper_fits(dim: usize, v_dim: usize, block_size: usize) -> bool {
-    hopper_takes_heads(dim, v_dim) && hopper_takes_blocks(block_size)
+/// Whether heads and blocks of a cache fit the Hopper kernel's tiles.
+pub(crate) fn hopper_fits(dims: HeadDims, cache: KvDType, block_size: usize) -> bool {
+    hopper_takes_heads(dims, cache) && hopper_takes_blocks(dims.dim, block_size)
 }
 
-pub(crate) fn hopper_takes_heads(dim: usize, v_dim: usize) -> bool {
-    dim == v_dim && HOPPER_DIMS.contains(&dim)
+pub(crate) fn hopper_takes_heads(HeadDims { dim, v_dim }: HeadDims, cache: KvDType) -> bool {
+    dim == v_dim && hopper_heads(cache).contains(&dim)
 }
 
-pub(crate) fn hopper_takes_blocks(block_size: usize) -> bool {
-    block_size.is_multiple_of(ROW_GROUP) && HOPPER_KEYS.is_multiple_of(block_size)
+/// Head sizes over such a cache.
+pub(crate) fn hopper_heads(cache: KvDType) -> &'static [usize] {
+    if cache == KvDType::E4m3 { &HOPPER_NARROW_DIMS } else { &HOPPER_DIMS }
+}
+
+pub(crate) fn hopper_takes_blocks(dim: usize, block_size: usize) -> bool {
+    block_size.is_multiple_of(ROW_GROUP) && hopper_keys(dim).is_multiple_of(block_size)
 }

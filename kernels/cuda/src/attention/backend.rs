@@ -94,18 +94,21 @@ fn without_mma(device: AttentionDevice, expected: ExpectedAttention) -> Option<S
 
 /// Why the kernel for Hopper does not serve such layers, if it does not, where the others do.
 fn without_hopper(device: AttentionDevice, expected: ExpectedAttention) -> Option<String> {
-    let ExpectedAttention { heads, block_size, has_plain_scores, .. } = expected;
+    let ExpectedAttention { heads, cache, block_size, has_plain_scores, .. } = expected;
     if device.arch != HOPPER {
         return Some("need a GPU of the Hopper architecture".to_owned());
     }
     if !has_plain_scores {
         return Some("have no soft cap, ALiBi or relative bias".to_owned());
     }
-    if !attention_prefill::hopper_takes_heads(heads.dim, heads.v_dim) {
-        return Some(format!("take heads of 64 or 128, not of {} and {}", heads.dim, heads.v_dim));
+    let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
+    if !attention_prefill::hopper_takes_heads(dims, cache) {
+        let taken = attention_prefill::hopper_heads(cache).iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        return Some(format!("take heads of {taken} over this cache, not of {} and {}", heads.dim, heads.v_dim));
     }
-    let takes_blocks = attention_prefill::hopper_takes_blocks(block_size);
-    (!takes_blocks).then(|| format!("take KV blocks that divide 128 tokens (--block-size), not of {block_size}"))
+    let keys = attention_prefill::hopper_keys(heads.dim);
+    let takes_blocks = attention_prefill::hopper_takes_blocks(heads.dim, block_size);
+    (!takes_blocks).then(|| format!("take KV blocks that divide {keys} tokens (--block-size), not of {block_size}"))
 }
 
 #[cfg(test)]
@@ -144,7 +147,11 @@ mod tests {
             (H100, ExpectedAttention { cache: KvDType::E4m3, ..llama() }, ["hopper", "mma"]),
             (H100, ExpectedAttention { has_plain_scores: false, ..llama() }, ["mma", "mma"]),
             (H100, ExpectedAttention { block_size: 256, ..llama() }, ["mma", "mma"]),
-            (H100, wide(96), ["mma", "mma"]),
+            (H100, wide(96), ["hopper", "mma"]),
+            (H100, wide(256), ["hopper", "mma"]),
+            (H100, ExpectedAttention { block_size: 128, ..wide(256) }, ["mma", "mma"]),
+            (H100, ExpectedAttention { cache: KvDType::E4m3, ..wide(96) }, ["mma", "mma"]),
+            (H100, wide(160), ["mma", "mma"]),
             (H100, wide(72), ["plain", "plain"]),
             (H100, ExpectedAttention { shared: true, ..llama() }, ["plain", "plain"]),
             (H100, ExpectedAttention { block_size: 8, ..llama() }, ["plain", "plain"]),

@@ -155,8 +155,8 @@ pub(crate) fn mapped_tokens(device: &Device, shape: KvShape) -> Option<usize> {
     let KvShape { block_size, head_dim, v_head_dim, dtype, .. } = shape;
     let fits = device.context.arch == HOPPER
         && dtype.size() == 2
-        && attention_prefill::hopper_fits(head_dim, v_head_dim, block_size);
-    fits.then(|| attention_prefill::copied_tokens(block_size))
+        && attention_prefill::hopper_fits(HeadDims { dim: head_dim, v_dim: v_head_dim }, dtype, block_size);
+    fits.then(|| attention_prefill::copied_tokens(head_dim, block_size))
 }
 
 fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {

@@ -66,10 +66,10 @@ fn usual(arch: Arch) -> Vec<Special> {
         Ring::of(types.cache, dims).map(|ring| attention_decode::special(types, dims, 1, ring))
     });
     let prefill = caches.iter().map(|&(types, dim)| attention_prefill::special(types, HeadDims::same(dim)));
-    let hopper = attention_prefill::HOPPER_DIMS
-        .iter()
-        .flat_map(|dim| [plain, narrow].map(|types| attention_prefill::hopper_specials(types, *dim)))
-        .flatten();
+    let hopper = [plain, narrow].into_iter().flat_map(|types| {
+        let dims = attention_prefill::hopper_heads(types.cache).iter();
+        dims.flat_map(move |dim| attention_prefill::hopper_specials(types, *dim))
+    });
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
     let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))

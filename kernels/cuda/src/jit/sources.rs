@@ -111,6 +111,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("hopper_gemm.cuh", include_str!("../../csrc/gemm/hopper_gemm.cuh")),
     ("hopper_registers.cuh", include_str!("../../csrc/include/hopper_registers.cuh")),
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
+    ("hopper_values.cuh", include_str!("../../csrc/attention/hopper_values.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
     ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),

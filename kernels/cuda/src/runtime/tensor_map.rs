@@ -27,8 +27,9 @@ pub(crate) fn tensor_map(
     encode(ptr, dtype, [columns as u64, rows as u64], [(columns * size) as u64], [box_columns as u32, box_rows as u32])
 }
 
-/// The same matrix, of a multiple of 64 columns and of 8 rows, to be copied in boxes of such multiples too: 8 rows of a
-/// box's first 64 columns, the same rows of the next 64, ..., then the next 8 rows.
+/// The same matrix, of a multiple of 8 columns and rows, to be copied in boxes of a multiple of 8 rows: 8 rows of a
+/// box's first 64 columns, the same rows of the next 64, ..., then the next 8 rows. What the last 64 columns lack is
+/// read from the row after them, of which there is one more than `rows`.
 pub(crate) fn tensor_map_of_groups(
     ptr: sys::CUdeviceptr,
     dtype: DType,
@@ -37,10 +38,10 @@ pub(crate) fn tensor_map_of_groups(
 ) -> Result<sys::CUtensorMap, DriverError> {
     assert_eq!(dtype.size(), 2, "bytes of an element");
     let part = BOX_COLUMNS as usize;
-    let (parts, row) = (columns / part, columns as u64 * 2);
+    let (parts, row) = (columns.div_ceil(part), columns as u64 * 2);
     let sizes = [u64::from(BOX_COLUMNS), GROUP as u64, parts as u64, (rows / GROUP) as u64];
     let strides = [row, u64::from(BOX_COLUMNS) * 2, GROUP as u64 * row];
-    let boxes = [BOX_COLUMNS, GROUP as u32, (box_columns / part) as u32, (box_rows / GROUP) as u32];
+    let boxes = [BOX_COLUMNS, GROUP as u32, box_columns.div_ceil(part) as u32, (box_rows / GROUP) as u32];
     encode(ptr, dtype, sizes, strides, boxes)
 }
 

@@ -17,7 +17,7 @@ use crate::jit::prefetch;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
-use crate::layers::lora::LoraTarget;
+use crate::layers::lora::{Lora, LoraTarget};
 use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::experts_packed::PackedExperts;
@@ -282,7 +282,8 @@ impl Ops for CudaBackend {
         let out = self.acts.target(out, x.rows, weights.rows);
         let fits = fits(&self.matmul, &self.device, &Product { x, w: weights, bias: None, epilogue, out });
         let weights = Stored::from(weights);
-        let gemm = Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits };
+        let adapted = self.lora.is_active();
+        let gemm = Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits, adapted };
         self.note_gemm(&gemm, None);
         self.append(Op::Gemm(gemm));
     }
@@ -570,9 +571,9 @@ impl ops::Lora for CudaBackend {
             return;
         }
         assert_ne!(x, out, "a delta cannot overwrite its input");
-        self.append(Op::Opaque("lora"));
         let (x, out) = (self.acts.view(x), self.acts.view(out));
-        self.lora.add_deltas(&mut self.device, x, site.0, out);
+        let gates = self.lora.gates(&self.device, site.0, x, out);
+        self.append(Op::Lora(Lora { x, site: site.0, out, gates }));
     }
 
     fn lora_embed(&mut self, site: ops::LoraSite, entries: ops::Entries, out: Act) {

@@ -5,7 +5,7 @@ use kernels::ops::*;
 use kernels_cuda::CudaBackend;
 
 /// What a layer of a model is made of; weights and caches several times, so that none is still in the GPU's cache.
-struct Layer {
+pub(super) struct Layer {
     heads: Heads,
     weights: Vec<[Matrix; 4]>,
     weight_elements: usize,
@@ -20,11 +20,13 @@ struct Layer {
     gated: Act,
     residual: Act,
     delta: Act,
+    /// Those of qkv, o, gate_up and down, as often as weights.
+    adapters: Vec<[LoraSite; 4]>,
 }
 
 impl Layer {
     /// For steps of `rows` rows, and sequences of `tokens` tokens in all.
-    fn new(bench: &mut Bench, model: &Model, rows: usize, tokens: usize) -> Self {
+    pub(super) fn new(bench: &mut Bench, model: &Model, rows: usize, tokens: usize) -> Self {
         let Model { hidden, heads, inner, .. } = *model;
         let (qkv_width, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);
         let shapes = [(qkv_width, hidden), (hidden, mixed), (2 * inner, hidden), (hidden, inner)];
@@ -51,23 +53,46 @@ impl Layer {
             // Products of zeros need less power, so that they are faster.
             residual: bench.noisy_act(rows, hidden, DType::F32),
             delta: bench.backend.new_act(rows, hidden),
+            adapters: Vec::new(),
+        }
+    }
+
+    pub(super) fn with_adapters(mut self, bench: &mut Bench, model: &Model) -> Self {
+        self.adapters = self.weights.iter().map(|_| bench.adapters(model)).collect();
+        self
+    }
+
+    pub(super) fn weight_bytes(&self) -> f64 {
+        (2 * self.weight_elements) as f64
+    }
+
+    /// What adapters add to one of the products, the `i`th in a row.
+    pub(super) fn adapt(&self, backend: &mut CudaBackend, i: usize, index: usize) {
+        let Self { qkv, normed, attended, gate_up, gated, delta, .. } = *self;
+        let (x, out) = [(normed, qkv), (attended, delta), (normed, gate_up), (gated, delta)][index];
+        if !self.adapters.is_empty() {
+            backend.lora(x, self.adapters[i % self.adapters.len()][index], out);
         }
     }
 
     /// The `i`th in a row.
-    fn run(&self, backend: &mut CudaBackend, i: usize) {
+    pub(super) fn run(&self, backend: &mut CudaBackend, i: usize) {
         let Self { heads, norm, qkv, normed, attended, gate_up, gated, residual, delta, .. } = *self;
         let [qkv_w, o, gate_up_w, down] = self.weights[i % self.weights.len()];
         let cache = self.caches[i % self.caches.len()];
         backend.add_norm(residual, delta, norm, normed);
         backend.matmul(normed, qkv_w, None, Epilogue::Store, qkv);
+        self.adapt(backend, i, 0);
         backend.rope_and_cache(qkv, heads, self.rope, cache);
         backend.attention(qkv, self.attention, cache, None, attended);
         backend.matmul(attended, o, None, Epilogue::Store, delta);
+        self.adapt(backend, i, 1);
         backend.add_norm(residual, delta, norm, normed);
         backend.matmul(normed, gate_up_w, None, Epilogue::Store, gate_up);
+        self.adapt(backend, i, 2);
         backend.gated(gate_up, Activation::Silu, gated);
         backend.matmul(gated, down, None, Epilogue::Store, delta);
+        self.adapt(backend, i, 3);
     }
 }
 

@@ -5,20 +5,21 @@
 //! ...]`, of [`PARTS`], `mixture` and [`MODELS`]
 //!
 //! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
-//! wherever that can.
+//! wherever that can. `mma`, after it: attention by the kernels that every architecture has.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
 //! Launches queue behind GEMMs that keep the GPU busy, so that what is timed is the GPU's work and not the host's.
 //! Weights and caches are rotated so that none is still in the GPU's cache.
 
+mod adapters;
 mod layer;
 mod many;
 mod mixture;
 mod packed;
 
 use kernels::ops::*;
-use kernels_cuda::{CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
+use kernels_cuda::{AttentionBackend, CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
 use std::time::Instant;
 
 /// Rows of the largest step, tokens of a block, and bytes that a rotation covers at least.
@@ -37,9 +38,11 @@ struct Model {
     inner: usize,
 }
 
-const MODELS: [Model; 2] = [
+const MODELS: [Model; 4] = [
     Model { name: "Llama-8B", hidden: 4096, heads: Heads { q: 32, kv: 8, dim: 128, v_dim: 128 }, inner: 14336 },
     Model { name: "Qwen3-0.6B", hidden: 1024, heads: Heads { q: 16, kv: 8, dim: 128, v_dim: 128 }, inner: 3072 },
+    Model { name: "Phi-3-mini", hidden: 3072, heads: Heads { q: 32, kv: 32, dim: 96, v_dim: 96 }, inner: 8192 },
+    Model { name: "Gemma-3-4B", hidden: 2560, heads: Heads { q: 8, kv: 4, dim: 256, v_dim: 256 }, inner: 10240 },
 ];
 
 /// What a launch must at least move and compute.
@@ -60,7 +63,7 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 11] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
     ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
@@ -68,6 +71,7 @@ const PARTS: [(&str, Part); 10] = [
     ("prefill-fp8", |bench, model| bench.prefill(model, KvDType::E4m3)),
     ("rowwise", Bench::rowwise),
     ("layer", Bench::decode_layer),
+    ("adapters", Bench::adapted_layer),
     ("prefill-layer", Bench::prefill_layer),
     ("many", Bench::many),
     ("packed", Bench::packed),
@@ -80,10 +84,11 @@ fn main() -> Result<(), String> {
     let gemms = gemms.map_or(GemmTactics::AutotunedAtOnce, |word| {
         if word == "own" { GemmTactics::Wgmma } else { GemmTactics::Library }
     });
+    let attention = words.next_if(|word| word == "mma").map_or(AttentionBackend::Auto, |_| AttentionBackend::Mma);
     let words: Vec<String> = words.collect();
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
-    let mut bench = Bench::open(memory * 1e12, tensor * 1e12, gemms)?;
+    let mut bench = Bench::open([memory * 1e12, tensor * 1e12], gemms, attention)?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
     let models: Vec<&Model> = MODELS.iter().filter(|model| named.iter().any(|word| word == model.name)).collect();
@@ -104,14 +109,15 @@ fn main() -> Result<(), String> {
 }
 
 impl Bench {
-    fn open(memory: f64, tensor: f64, gemms: GemmTactics) -> Result<Self, String> {
+    fn open([memory, tensor]: [f64; 2], gemms: GemmTactics, attention: AttentionBackend) -> Result<Self, String> {
         let variable = std::env::var_os;
         let (named, virtual_env, path) =
             (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
         let surroundings =
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
         let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
-        let options = CudaOptions { folders: Folders::of(surroundings), kernel_cache, gemms, ..CudaOptions::default() };
+        let folders = Folders::of(surroundings);
+        let options = CudaOptions { folders, kernel_cache, gemms, attention, ..CudaOptions::default() };
         let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);

@@ -9,6 +9,7 @@ use crate::attention::rope_and_cache::{self, Target};
 use crate::autotune::background::CallSite;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
+use crate::layers::lora::Lora;
 use crate::layers::{elementwise, norm};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -87,7 +88,13 @@ impl CudaBackend {
             Op::Attention(attention) => self.launch_attention(&attention),
             // By its own code, once this returns.
             Op::Opaque(_) => {}
+            Op::Lora(lora) => {
+                let splits = self.lora.shrink(&mut self.device, lora);
+                self.lora.expand(&mut self.device, lora.site, splits, lora.out);
+            }
             Op::GatedGemm(gemm, gated) => self.launch_gated(&gemm, gated),
+            Op::AdaptedGemm(gemm, lora) => self.launch_adapted(&gemm, lora, None),
+            Op::AdaptedGatedGemm(gemm, lora, gated) => self.launch_adapted(&gemm, lora, Some(gated)),
             Op::AddNormGemm(gemm, norm, by) => self.launch_added(&gemm, &norm, by),
         }
     }
@@ -153,6 +160,21 @@ impl CudaBackend {
             self.launch_gemm(gemm);
             self.launch(Op::Gated(gated));
         }
+    }
+
+    /// A GEMM and what adapters add to it. Rows are shrunk before it, so that its weights come meanwhile.
+    fn launch_adapted(&mut self, gemm: &Gemm, lora: Lora, gated: Option<Gated>) {
+        if let Some(split) = gemm.before {
+            self.launch(Op::Norm(split.whole()));
+            self.pass.norm_is_whole();
+        }
+        let splits = self.lora.shrink(&mut self.device, lora);
+        self.launch_gemm(&Gemm { before: None, ..*gemm });
+        if gated.is_some_and(|gated| self.lora.gate(&mut self.device, lora, splits, gated.out)) {
+            return;
+        }
+        self.lora.expand(&mut self.device, lora.site, splits, lora.out);
+        gated.into_iter().for_each(|gated| self.launch(Op::Gated(gated)));
     }
 
     /// A GEMM that is added to a residual, and the norm of the sum, or its first half.

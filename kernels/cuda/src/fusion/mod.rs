@@ -8,7 +8,7 @@
 //!  │ Pass: the list's end, and the │ ─────────────────────────────────▶ │ whole_step::plan: one kernel │
 //!  │ norm that is split            │                                    └──────────────────────────────┘
 //!  └───────────────────────────────┘
-//!        │  Pass::next: rules rewrite the head of the list (gated_gemm, add_norm, head_norms, split_norm)
+//!        │  Pass::next: rules rewrite the head of the list (gated_gemm, add_norm, …)
 //!        ▼
 //!  CudaBackend::launch(Op)                            to the stream, or into the CUDA graph that is captured
 //! ```
@@ -28,6 +28,7 @@
 //!
 //! [`CudaBackend::flush`]: crate::CudaBackend::flush
 
+pub(crate) mod adapted_gemm;
 pub(crate) mod add_norm;
 pub(crate) mod gated_gemm;
 pub(crate) mod head_norms;

@@ -7,6 +7,7 @@ use crate::attention::kv::Kv;
 use crate::attention::layer::Params;
 use crate::fusion::head_norms::QkNorms;
 use crate::fusion::split_norm::SplitNorm;
+use crate::layers::lora::Lora;
 use crate::layers::norm;
 use crate::runtime::activations::View;
 use crate::weights::Weights;
@@ -28,10 +29,15 @@ pub(crate) enum Op {
     Gated(Gated),
     Rope(Rope),
     Attention(Attention),
+    Lora(Lora),
     /// One that no rule knows, by its name: it is launched by its own code, after all before it.
     Opaque(&'static str),
     /// `out = activation(gate) * up` of a GEMM's columns `[gate | up]`, which are not written.
     GatedGemm(Gemm, Gated),
+    /// A GEMM and what adapters add to it, shrunk before it.
+    AdaptedGemm(Gemm, Lora),
+    /// The same of `[gate | up]`, gated.
+    AdaptedGatedGemm(Gemm, Lora, Gated),
     /// A GEMM whose outputs are added to the norm's residual instead of being written.
     AddNormGemm(Gemm, AddNorm, NormBy),
 }
@@ -86,6 +92,8 @@ pub(crate) struct Gemm {
     pub(crate) epilogue: Epilogue,
     pub(crate) out: View,
     pub(crate) fits: Fits,
+    /// The step has rows with adapters, whose deltas may follow.
+    pub(crate) adapted: bool,
 }
 
 /// What the kernels for a GEMM of this shape could do in the same launch. None of it where it is added to its output.

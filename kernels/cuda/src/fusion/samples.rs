@@ -50,7 +50,7 @@ pub(crate) const fn gemm(x: View, weights: CUdeviceptr, out: View) -> Op {
     let weights = Stored { ptr: weights, dtype: T, rows: out.width, cols: x.width };
     let fits = if matches!(out.dtype, DType::F32) { SPLITS } else { GATES };
     let (w, epilogue) = (Matrix(0), Epilogue::Store);
-    Op::Gemm(Gemm { x, before: None, w, weights, bias: None, bias_at: 0, epilogue, out, fits })
+    Op::Gemm(Gemm { x, before: None, w, weights, bias: None, bias_at: 0, epilogue, out, fits, adapted: false })
 }
 
 pub(crate) const QKV_GEMM: Op = gemm(NORMED, 60, QKV);

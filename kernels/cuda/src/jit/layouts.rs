@@ -50,6 +50,7 @@ pub(crate) use twin;
 /// Every shared struct, sorted by name.
 const LAYOUTS: &[Layout] = &[
     <layers::elementwise::Function as Twin>::LAYOUT,
+    <layers::lora_mma::AdapterRows as Twin>::LAYOUT,
     <attention::layer::Layer as Twin>::LAYOUT,
     <runtime::batch::Pointers as Twin>::LAYOUT,
     <whole_step::BestTo as Twin>::LAYOUT,

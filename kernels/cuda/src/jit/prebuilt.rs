@@ -13,6 +13,7 @@ use crate::gemm::matmul_wgmma;
 use crate::jit::compiler::{Compiler, Filled};
 use crate::jit::sources::{KERNELS, Source};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
+use crate::layers::lora_mma;
 use crate::moe::experts;
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
@@ -73,6 +74,7 @@ fn usual(arch: Arch) -> Vec<Special> {
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
     let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))
+        .chain(lora_mma::specials(dtype))
         .chain(decode)
         .chain(prefill)
         .chain(hopper.filter(|_| arch == HOPPER))

@@ -84,6 +84,9 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "expert_matmul_packed_wgmma" in "moe"
     "expert_matmul_skinny" in "moe"
     "expert_matmul_wgmma" in "moe"
+    "lora_expand" in "layers"
+    "lora_gate" in "layers"
+    "lora_shrink" in "layers"
     "matmul_packed" in "gemm"
     "matmul_packed_wgmma" in "gemm"
     "matmul_skinny" in "gemm"
@@ -102,6 +105,7 @@ pub(crate) fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
 const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
     ("adapter_dots.cuh", include_str!("../../csrc/include/adapter_dots.cuh")),
+    ("adapter_rows.cuh", include_str!("../../csrc/include/adapter_rows.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),

@@ -1,9 +1,12 @@
-//! Adapters of layers: fixed slots, which rows use which, and the launches of `lora.cu`.
+//! Adapters of layers: fixed slots, which rows use which, and the launches of `lora.cu`, where rows and adapters are not
+//! of one 16-bit type (see `lora_mma`).
 //!
-//! What a captured step names stays where it is: slots, their ranks, and the slots of the step's rows.
+//! What a captured step names stays where it is: slots, their ranks, and the groups of the step's rows.
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::adapter_groups::{AdapterGroups, MANY, NONE};
+use super::lora_mma::{self, AdapterRows, Half};
 use super::saved::SavedMatrices;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
@@ -12,10 +15,8 @@ use crate::runtime::upload::Upload;
 use crate::weights::Staging;
 use kernels::ops::{self, DType, Entries, LoraShape, LoraWeights};
 
-/// Slot of a row without an adapter.
-const NONE: u32 = u32::MAX;
-/// Rows from which on blocks take several.
-const MANY: usize = 128;
+/// Rows from which on blocks of `lora.cu` take several.
+const SEVERAL: usize = 128;
 /// Rows of such a block, and outputs of a part that it shrinks to.
 pub(super) const EACH: usize = 8;
 pub(super) const DOTS: usize = 4;
@@ -29,11 +30,14 @@ const BLOCK: usize = 128;
 pub(crate) struct Adapters {
     sites: Vec<Site>,
     pub(crate) saved: SavedMatrices,
-    /// Most numbers of a shrunk row.
+    /// Slots of a layer.
+    slots: usize,
+    /// Most numbers of a shrunk row, summed and in parts.
     width: usize,
-    /// Shrunk rows, `[rows][parts][max_rank]`, and the slots of a step's rows.
+    split_width: usize,
+    /// Shrunk rows, `[splits][rows][parts][max_rank]`, and the groups of a step's rows.
     shrunk: Option<Memory>,
-    row_slots: Option<Memory>,
+    grouped: Option<Memory>,
     most_rows: usize,
     /// Slots of the next step's sequences; empty: none has an adapter.
     sequences: Vec<u32>,
@@ -44,8 +48,19 @@ pub(crate) struct Adapters {
     rows: Vec<u32>,
     sent: Upload,
     picked: Upload,
-    /// Slots of the rows that deltas are added to.
-    slots_at: CUdeviceptr,
+    /// Groups of the rows that deltas are added to, and where they lie.
+    layout: AdapterGroups,
+    grouped_at: CUdeviceptr,
+}
+
+/// A layer's product that adapters add to.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Lora {
+    pub(crate) x: View,
+    pub(crate) site: u32,
+    pub(crate) out: View,
+    /// Whether what it gives can be gated by SiLU at once.
+    pub(crate) gates: bool,
 }
 
 /// One layer's.
@@ -100,7 +115,12 @@ impl Adapters {
             dtype,
         };
         site.ranks.iter().for_each(|ranks| device.clear(ranks));
+        self.slots = self.slots.max(slots);
         self.width = self.width.max(parts * max_rank);
+        self.split_width = self.split_width.max(parts * max_rank * lora_mma::splits(inputs));
+        if lora_mma::expands(device, dtype, max_rank) {
+            lora_mma::specials(dtype).into_iter().for_each(|special| device.order(special));
+        }
         self.sites.push(site);
         u32::try_from(self.sites.len() - 1).expect("far fewer layers")
     }
@@ -111,10 +131,12 @@ impl Adapters {
             return;
         }
         self.most_rows = rows;
-        self.shrunk = device.allocate(rows * self.width.max(1) * size_of::<f32>(), "rows of adapters");
-        self.row_slots = device.allocate(rows * size_of::<u32>(), "rows of adapters");
-        self.sent.reserve(device, rows);
-        self.picked.reserve(device, rows);
+        let (whole, parts) = (rows * self.width, rows.min(MANY - 1) * self.split_width);
+        self.shrunk = device.allocate(whole.max(parts).max(1) * size_of::<f32>(), "rows of adapters");
+        let words = AdapterGroups::most_words(rows, self.slots);
+        self.grouped = device.allocate(words * size_of::<u32>(), "rows of adapters");
+        self.sent.reserve(device, words);
+        self.picked.reserve(device, words);
     }
 
     /// Replaces an adapter, for what is queued from here on.
@@ -166,7 +188,11 @@ impl Adapters {
 
     /// Where the slots of the step's rows are, or of those that were selected.
     pub(crate) fn slots(&self) -> CUdeviceptr {
-        self.slots_at
+        self.word(self.layout.slots().start)
+    }
+
+    fn word(&self, index: usize) -> CUdeviceptr {
+        self.grouped_at + (index * size_of::<u32>()) as u64
     }
 
     /// A step of `rows` rows begins, padding included.
@@ -185,11 +211,13 @@ impl Adapters {
             }
             self.sequences.clear();
         }
-        self.slots_at = ptr(self.row_slots.as_ref());
+        self.grouped_at = ptr(self.grouped.as_ref());
+        self.layout = AdapterGroups::new(rows, self.slots);
         assert!(rows <= self.most_rows, "{rows} rows with adapters of {}", self.most_rows);
         if !device.is_capturing() {
-            let from = self.sent.send(device, rows, |numbers| numbers.copy_from_slice(&self.rows));
-            device.copy(from, self.slots_at, rows * size_of::<u32>());
+            let (layout, slots) = (self.layout, self.slots);
+            let from = self.sent.send(device, layout.words(), |words| layout.fill(&self.rows, slots, words));
+            device.copy(from, self.grouped_at, layout.words() * size_of::<u32>());
         }
     }
 
@@ -198,19 +226,41 @@ impl Adapters {
         if !self.is_active {
             return;
         }
-        let slots = &self.rows;
-        self.slots_at = self.picked.send(device, rows.len(), |numbers| {
-            numbers.iter_mut().zip(rows).for_each(|(number, row)| *number = slots[*row as usize]);
-        });
+        let picked: Vec<u32> = rows.iter().map(|row| self.rows[*row as usize]).collect();
+        let (layout, slots) = (AdapterGroups::new(picked.len(), self.slots), self.slots);
+        self.layout = layout;
+        self.grouped_at = self.picked.send(device, layout.words(), |words| layout.fill(&picked, slots, words));
     }
 
-    /// Adds the deltas of a linear layer to all rows.
-    pub(crate) fn add_deltas(&self, device: &mut Device, x: View, site: u32, out: View) {
-        let Site { a, ranks, inputs, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
-        assert_eq!((x.width, out.rows), (*inputs, x.rows), "shapes of an adapter's rows");
-        let (a, ranks, slots, shrunk) =
-            (ptr(a.as_ref()), ptr(ranks.as_ref()), self.slots_at, ptr(self.shrunk.as_ref()));
-        let (shrink, each, together) = match x.rows >= MANY {
+    /// Whether deltas of `[gate | up]` can be added as they are gated.
+    pub(crate) fn gates(&self, device: &Device, site: u32, x: View, out: View) -> bool {
+        let Site { outputs, max_rank, dtype, .. } = &self.sites[site as usize];
+        let halves = matches!(outputs[..], [gate, up] if gate == up);
+        halves && out.dtype == *dtype && lora_mma::shrinks(device, x, *dtype, *max_rank)
+    }
+
+    /// One half of a layer's adapters on tensor cores.
+    fn half(&self, Site { ranks, outputs, max_rank, dtype, .. }: &Site, weights: Option<&Memory>) -> Half {
+        let layout = self.layout;
+        let sizes = [layout.groups, layout.rows, outputs.len(), *max_rank];
+        let [count, rows, parts, max_rank] = sizes.map(|size| size as u32);
+        let [groups, order] = [self.word(0), self.word(layout.order().start)];
+        let rows = AdapterRows { groups, order, ranks: ptr(ranks.as_ref()), count, rows, parts, max_rank };
+        Half { layout, rows, weights: ptr(weights), dtype: *dtype, shrunk: ptr(self.shrunk.as_ref()) }
+    }
+
+    /// Shrinks all rows of a linear layer's input; in how many parts their sums are left.
+    pub(crate) fn shrink(&self, device: &mut Device, Lora { x, site, out, .. }: Lora) -> usize {
+        let site = &self.sites[site as usize];
+        let Site { a, ranks, inputs, outputs, max_rank, dtype, .. } = site;
+        assert_eq!((x.width, out.rows, x.rows), (*inputs, x.rows, self.layout.rows), "shapes of an adapter's rows");
+        if lora_mma::shrinks(device, x, *dtype, *max_rank)
+            && let Some(splits) = self.half(site, a.as_ref()).shrink(device, x)
+        {
+            return splits;
+        }
+        let (a, ranks, slots, shrunk) = (ptr(a.as_ref()), ptr(ranks.as_ref()), self.slots(), ptr(self.shrunk.as_ref()));
+        let (shrink, each, together) = match x.rows >= SEVERAL {
             true => ("lora_shrink_many", EACH, DOTS),
             false => ("lora_shrink", 1, 1),
         };
@@ -221,37 +271,52 @@ impl Adapters {
             Shape { grid: [x.rows.div_ceil(each), dots], block: 32 * WARPS, shared: 0 },
             args![x.ptr, a, slots, ranks, shrunk, rows, inputs, parts, max_rank],
         );
-        self.expand(device, site, out);
+        1
+    }
+
+    /// Expands shrunk rows of `[gate | up]`, and gates what that and `gate_up` give together; false, and nothing
+    /// happens, where that cannot be.
+    pub(crate) fn gate(&self, device: &mut Device, lora: Lora, splits: usize, out: View) -> bool {
+        let site = &self.sites[lora.site as usize];
+        lora.gates && self.half(site, site.b.as_ref()).gate(device, splits, lora.out, out)
     }
 
     /// Adds the deltas of an embedding to all rows; `tokens` are the rows'.
     pub(crate) fn add_entries(&self, device: &mut Device, tokens: CUdeviceptr, site: u32, entries: Entries, out: View) {
         let Site { a, ranks, inputs, max_rank, dtype, .. } = &self.sites[site as usize];
-        let (a, ranks, slots, shrunk) =
-            (ptr(a.as_ref()), ptr(ranks.as_ref()), self.slots_at, ptr(self.shrunk.as_ref()));
+        let (a, ranks, slots, shrunk) = (ptr(a.as_ref()), ptr(ranks.as_ref()), self.slots(), ptr(self.shrunk.as_ref()));
         let [count, rank] = [*inputs, *max_rank].map(|size| size as u32);
         device.launch(
             Name::in_file("lora", "lora_pick", &[*dtype]),
             Shape { grid: [out.rows, 1], block: max_rank.next_multiple_of(32).min(1024), shared: 0 },
             args![a, slots, ranks, tokens, shrunk, entries.first, count, rank, entries.scale],
         );
-        self.expand(device, site, out);
+        self.expand(device, site, 1, out);
     }
 
-    /// Expands all shrunk rows, and adds them.
-    fn expand(&self, device: &mut Device, site: u32, out: View) {
-        let Site { b, ranks, ends, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
+    /// Expands all shrunk rows, whose sums are in parts, and adds them.
+    pub(crate) fn expand(&self, device: &mut Device, site: u32, splits: usize, out: View) {
+        let site = &self.sites[site as usize];
+        let Site { b, ranks, ends, outputs, max_rank, dtype, .. } = site;
         let (parts, all) = (outputs.len(), outputs.iter().sum::<usize>());
         assert_eq!(out.width, all, "width of what deltas are added to");
-        let [b, ranks, ends] = [b, ranks, ends].map(|memory| ptr(memory.as_ref()));
-        let (slots, shrunk) = (self.slots_at, ptr(self.shrunk.as_ref()));
-        let (expand, each) = if out.rows >= MANY { ("lora_expand", EACH) } else { ("lora_expand_few", 1) };
+        let [b_at, ranks, ends] = [b, ranks, ends].map(|memory| ptr(memory.as_ref()));
+        if lora_mma::expands(device, *dtype, *max_rank)
+            && self.half(site, b.as_ref()).expand(device, splits, (outputs, ends), out)
+        {
+            return;
+        }
+        if splits > 1 {
+            return device.fail("lora_expand cannot be compiled, although lora_shrink was".to_owned());
+        }
+        let (slots, shrunk) = (self.slots(), ptr(self.shrunk.as_ref()));
+        let (expand, each) = if out.rows >= SEVERAL { ("lora_expand", EACH) } else { ("lora_expand_few", 1) };
         let shape = Shape { grid: [out.rows.div_ceil(each), all.div_ceil(BLOCK)], block: BLOCK, shared: 0 };
         let [rows, all, parts, max_rank] = [out.rows, all, parts, *max_rank].map(|size| size as u32);
         device.launch(
             Name::in_file("lora", expand, &[*dtype, out.dtype]),
             shape,
-            args![shrunk, b, slots, ranks, ends, out.ptr, rows, all, parts, max_rank],
+            args![shrunk, b_at, slots, ranks, ends, out.ptr, rows, all, parts, max_rank],
         );
     }
 }

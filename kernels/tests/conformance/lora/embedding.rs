@@ -34,7 +34,7 @@ fn an_embeddings_deltas_are_added_to_rows_with_adapters() {
     let mut random = Random(11);
     let part = |rank| {
         let [a, b] = [ENTRIES, WIDTH].map(|features| random.values(rank * features));
-        Part::new(rank, a, b)
+        Part::new(rank, a, b, DType::F32)
     };
     let adapters: Vec<Part> = [MAX_RANK, 5, 1].map(part).into();
     let rows: Vec<(u32, Option<u32>)> = (0..150_u32).map(|row| (row % 71, (row % 4).checked_sub(1))).collect();

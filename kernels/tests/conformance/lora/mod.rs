@@ -3,37 +3,83 @@
 mod embedding;
 mod saved;
 
-use super::{Random, backends, check, check_same, encode, filled};
-use kernels::ops::{Backend, Batch, DType, LoraShape, LoraSite, LoraWeights, PlainElements, RowSelection, Sequence};
+use super::rounded::step;
+use super::{Random, backends, check, check_same, encode, filled, filled_in, host, round};
+use kernels::ops::{
+    Activation, Backend, Batch, DType, Epilogue, LoraShape, LoraSite, LoraWeights, PlainElements, RowSelection,
+    Sequence,
+};
+
+mod gated;
 
 const SLOTS: usize = 3;
 const MAX_RANK: usize = 16;
+
+/// What rows and adapters are kept in, and what is added to.
+#[derive(Clone, Copy, Debug)]
+struct Types {
+    rows: DType,
+    adapters: DType,
+    out: DType,
+}
+
+impl Types {
+    const EXACT: Self = Self::of(DType::F32, DType::F32);
+    /// Those of models in 32 and 16 bits.
+    const ALL: [Self; 5] = [
+        Self::EXACT,
+        Self::of(DType::Bf16, DType::F32),
+        Self::of(DType::Bf16, DType::Bf16),
+        Self::of(DType::F16, DType::F16),
+        Self { adapters: DType::F32, ..Self::of(DType::Bf16, DType::F32) },
+    ];
+
+    const fn of(rows: DType, out: DType) -> Self {
+        Self { rows, adapters: rows, out }
+    }
+
+    /// How much of a number rounding takes where it is kept.
+    fn step(self) -> f64 {
+        if self.out == DType::F32 { 0.0 } else { 2.02 * step(self.out) }
+    }
+}
 
 struct Part {
     rank: usize,
     a: Vec<f32>,
     b: Vec<f32>,
+    dtype: DType,
     bytes: [Vec<u8>; 2],
 }
 
 impl Part {
-    fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Self {
-        let bytes = [&a, &b].map(|values| encode(values, DType::F32).0);
-        Self { rank, a, b, bytes }
+    fn new(rank: usize, a: Vec<f32>, b: Vec<f32>, dtype: DType) -> Self {
+        let [(a_bytes, a), (b_bytes, b)] = [&a, &b].map(|values| encode(values, dtype));
+        Self { rank, a, b, dtype, bytes: [a_bytes, b_bytes] }
     }
 
     fn weights(&self) -> LoraWeights<'_> {
-        let [a, b] = self.bytes.each_ref().map(|bytes| PlainElements { dtype: DType::F32, bytes });
+        let [a, b] = self.bytes.each_ref().map(|bytes| PlainElements { dtype: self.dtype, bytes });
         LoraWeights { rank: self.rank, a, b }
     }
 }
 
+/// Ranks of each slot's projections.
+type Ranks = [[Option<usize>; 3]; SLOTS];
+
+const RANKS: Ranks = [[Some(16), Some(5), None], [Some(1), None, Some(8)], [Some(8), Some(16), Some(3)]];
+
 /// Adapters of every slot for projections of these widths; some are absent.
-fn adapters(random: &mut Random, inputs: usize, outputs: &[usize]) -> Vec<Vec<Option<Part>>> {
-    let ranks = [[Some(16), Some(5), None], [Some(1), None, Some(8)], [Some(8), Some(16), Some(3)]];
+fn adapters(
+    random: &mut Random,
+    inputs: usize,
+    outputs: &[usize],
+    dtype: DType,
+    ranks: Ranks,
+) -> Vec<Vec<Option<Part>>> {
     let part = |rank: Option<usize>, outputs: usize, random: &mut Random| {
         let rank = rank?;
-        Some(Part::new(rank, random.values(rank * inputs), random.values(outputs * rank)))
+        Some(Part::new(rank, random.values(rank * inputs), random.values(outputs * rank), dtype))
     };
     let slot = |ranks: [Option<usize>; 3], random: &mut Random| {
         outputs.iter().zip(ranks).map(|(outputs, rank)| part(rank, *outputs, random)).collect()
@@ -41,8 +87,15 @@ fn adapters(random: &mut Random, inputs: usize, outputs: &[usize]) -> Vec<Vec<Op
     ranks.into_iter().map(|ranks| slot(ranks, random)).collect()
 }
 
-fn put(backend: &mut dyn Backend, inputs: usize, outputs: &[usize], adapters: &[Vec<Option<Part>>]) -> LoraSite {
-    let shape = LoraShape { slots: SLOTS, max_rank: MAX_RANK, inputs, outputs, dtype: DType::F32 };
+/// A layer with these adapters.
+fn put(
+    backend: &mut dyn Backend,
+    [inputs, max_rank]: [usize; 2],
+    outputs: &[usize],
+    dtype: DType,
+    adapters: &[Vec<Option<Part>>],
+) -> LoraSite {
+    let shape = LoraShape { slots: SLOTS, max_rank, inputs, outputs, dtype };
     let site = backend.new_lora_site(shape);
     for (slot, parts) in adapters.iter().enumerate() {
         let weights: Vec<Option<LoraWeights<'_>>> = parts.iter().map(|part| part.as_ref().map(Part::weights)).collect();
@@ -68,8 +121,8 @@ fn delta(x: &[f32], parts: &[Option<Part>], outputs: &[usize]) -> Vec<f64> {
     all
 }
 
-/// Runs one step of sequences, each with its rows and its adapter's slot; the rows after their deltas.
-fn run(backend: &mut dyn Backend, site: LoraSite, rows: &[(usize, Option<u32>)], [x, out]: [&[f32]; 2]) -> Vec<f32> {
+/// Begins a step of sequences, each with its rows and its adapter's slot.
+fn begin_sequences(backend: &mut dyn Backend, rows: &[(usize, Option<u32>)]) {
     let count = rows.iter().map(|(rows, _)| rows).sum();
     let tables = [Vec::new()];
     let mut first_row = 0;
@@ -78,13 +131,25 @@ fn run(backend: &mut dyn Backend, site: LoraSite, rows: &[(usize, Option<u32>)],
         Sequence { first_row: first_row - num_rows, num_rows: *num_rows, start: 0, tables: &tables, slot }
     };
     let sequences: Vec<Sequence<'_>> = rows.iter().enumerate().map(sequence).collect();
-    let (x_rows, out_rows) = (x, out);
-    let (x, out) = (filled(backend, x.len() / count, x), filled(backend, out.len() / count, out));
     // Buffers were made; room for rows of adapters follows them.
-    backend.set_slots(4, 8);
+    backend.set_slots(rows.len(), 8);
     let (tokens, positions) = (vec![0; count], (0..count as u32).collect::<Vec<_>>());
     backend.set_adapters(&rows.iter().map(|(_, slot)| *slot).collect::<Vec<_>>());
     backend.begin(Batch { tokens: &tokens, positions: &positions, sequences: &sequences });
+}
+
+/// Runs one step of sequences, each with its rows and its adapter's slot; the rows after their deltas.
+fn run(
+    backend: &mut dyn Backend,
+    site: LoraSite,
+    types: Types,
+    rows: &[(usize, Option<u32>)],
+    [x_rows, out_rows]: [&[f32]; 2],
+) -> Vec<f32> {
+    let count: usize = rows.iter().map(|(rows, _)| rows).sum();
+    let x = filled_in(backend, x_rows.len() / count, x_rows, types.rows);
+    let out = filled_in(backend, out_rows.len() / count, out_rows, types.out);
+    begin_sequences(backend, rows);
     backend.host_mut(x).copy_from_slice(x_rows);
     backend.host_mut(out).copy_from_slice(out_rows);
     backend.lora(x, site, out);
@@ -102,35 +167,78 @@ fn begin(backend: &mut dyn Backend, rows: &[(u32, Option<u32>)]) {
     backend.begin(Batch { tokens: &tokens, positions: &vec![0; rows.len()], sequences: &sequences });
 }
 
+/// Rows of sequences with their adapters' slots: of every slot, some apart, and some without.
+const ROWS: [(usize, Option<u32>); 5] = [(1, Some(2)), (3, None), (2, Some(0)), (150, Some(1)), (1, Some(0))];
+
+/// Deltas of all rows against float64, and of some rows alone.
+fn check_deltas(
+    backend: &mut dyn Backend,
+    [inputs, max_rank]: [usize; 2],
+    outputs: &[usize],
+    types: Types,
+    (ranks, rows): (Ranks, &[(usize, Option<u32>)]),
+) {
+    let mut random = Random(inputs as u64);
+    let adapters = adapters(&mut random, inputs, outputs, types.adapters, ranks);
+    let site = put(backend, [inputs, max_rank], outputs, types.adapters, &adapters);
+    let (count, width) = (rows.iter().map(|(rows, _)| rows).sum::<usize>(), outputs.iter().sum::<usize>());
+    let values = |random: &mut Random, width, dtype| -> Vec<f32> {
+        random.values(count * width).iter().map(|x| round(*x, dtype)).collect()
+    };
+    let (x, before) = (values(&mut random, inputs, types.rows), values(&mut random, width, types.out));
+    let after = run(backend, site, types, rows, [&x, &before]);
+    let slots: Vec<Option<u32>> = rows.iter().flat_map(|(rows, slot)| vec![*slot; *rows]).collect();
+    let want: Vec<f64> = (0..count)
+        .flat_map(|row| {
+            let own = &before[row * width..][..width];
+            let x = &x[row * inputs..][..inputs];
+            let delta = slots[row].map(|slot| delta(x, &adapters[slot as usize], outputs));
+            let delta = delta.unwrap_or_else(|| vec![0.0; width]);
+            own.iter().zip(delta).map(|(own, delta)| f64::from(*own) + delta).collect::<Vec<_>>()
+        })
+        .collect();
+    // Sums that are kept in two 16-bit numbers have as many bits.
+    let shrunk = if types.rows == DType::F32 { 1e-6 } else { 4.0 * step(types.rows).powi(2) };
+    let size = (inputs as f64 / 16.0).sqrt() * max_rank as f64;
+    check(&format!("lora of {types:?}"), &after, &want, |index| {
+        (1e-4 + shrunk * size) + (1e-6 + types.step()) * want[index].abs()
+    });
+    // A row alone: the same bits.
+    for row in [0, 5, 80, count - 1] {
+        let slot = slots[row];
+        let (x, before) = (&x[row * inputs..][..inputs], &before[row * width..][..width]);
+        let alone = run(backend, site, types, &[(1, slot)], [x, before]);
+        check_same("a row alone", &alone, &after[row * width..][..width]);
+    }
+}
+
 #[test]
 fn deltas_are_added_to_rows_with_adapters() {
     for mut backend in backends() {
-        for (inputs, outputs) in [(64, vec![48, 16, 16]), (7, vec![5, 1, 9]), (1000, vec![130, 200, 33])] {
-            let mut random = Random(inputs as u64);
-            let adapters = adapters(&mut random, inputs, &outputs);
-            let site = put(&mut *backend, inputs, &outputs, &adapters);
-            let rows = [(1, Some(2)), (3, None), (2, Some(0)), (150, Some(1)), (1, Some(0))];
-            let (count, width) = (157, outputs.iter().sum::<usize>());
-            let (x, before) = (random.values(count * inputs), random.values(count * width));
-            let after = run(&mut *backend, site, &rows, [&x, &before]);
-            let slots: Vec<Option<u32>> = rows.iter().flat_map(|(rows, slot)| vec![*slot; *rows]).collect();
-            let want: Vec<f64> = (0..count)
-                .flat_map(|row| {
-                    let own = &before[row * width..][..width];
-                    let x = &x[row * inputs..][..inputs];
-                    let delta = slots[row].map(|slot| delta(x, &adapters[slot as usize], &outputs));
-                    let delta = delta.unwrap_or_else(|| vec![0.0; width]);
-                    own.iter().zip(delta).map(|(own, delta)| f64::from(*own) + delta).collect::<Vec<_>>()
-                })
-                .collect();
-            check("lora", &after, &want, |index| 1e-4 + 1e-6 * want[index].abs());
-            // A row alone: the same bits.
-            for row in [0, 5, 80] {
-                let slot = slots[row];
-                let (x, before) = (&x[row * inputs..][..inputs], &before[row * width..][..width]);
-                let alone = run(&mut *backend, site, &[(1, slot)], [x, before]);
-                check_same("a row alone", &alone, &after[row * width..][..width]);
+        for types in Types::ALL {
+            for (inputs, outputs) in [(64, vec![48, 16, 16]), (7, vec![5, 1, 9]), (1000, vec![130, 200, 33])] {
+                check_deltas(&mut *backend, [inputs, MAX_RANK], &outputs, types, (RANKS, &ROWS));
             }
+        }
+    }
+}
+
+#[test]
+fn deltas_of_high_ranks_and_long_rows() {
+    let ranks = [[Some(64), Some(17), None], [Some(32), None, Some(40)], [Some(3), Some(64), Some(50)]];
+    for mut backend in backends() {
+        for types in Types::ALL {
+            check_deltas(&mut *backend, [3336, 64], &[72, 16, 65], types, (ranks, &ROWS));
+        }
+    }
+}
+
+#[test]
+fn deltas_of_the_rows_of_a_long_prompt() {
+    let rows = [(300, Some(2)), (17, None), (1, Some(0)), (230, Some(1)), (33, Some(2))];
+    for mut backend in backends() {
+        for types in Types::ALL {
+            check_deltas(&mut *backend, [1544, MAX_RANK], &[80, 16, 24], types, (RANKS, &rows));
         }
     }
 }
@@ -140,10 +248,10 @@ fn deltas_follow_the_rows_that_are_picked() {
     for mut backend in backends() {
         let outputs = [8, 8, 8];
         let mut random = Random(3);
-        let adapters = adapters(&mut random, 16, &outputs);
-        let site = put(&mut *backend, 16, &outputs, &adapters);
+        let adapters = adapters(&mut random, 16, &outputs, DType::F32, RANKS);
+        let site = put(&mut *backend, [16, MAX_RANK], &outputs, DType::F32, &adapters);
         let (x_rows, out_rows) = (random.values(3 * 16), random.values(3 * 24));
-        let whole = run(&mut *backend, site, &[(2, Some(1)), (1, Some(0))], [&x_rows, &out_rows]);
+        let whole = run(&mut *backend, site, Types::EXACT, &[(2, Some(1)), (1, Some(0))], [&x_rows, &out_rows]);
         let tables = [Vec::new()];
         let sequence = |first_row, num_rows, slot| Sequence { first_row, num_rows, start: 0, tables: &tables, slot };
         let (all, all_out) = (filled(&mut *backend, 16, &x_rows), filled(&mut *backend, 24, &out_rows));

@@ -1,0 +1,106 @@
+// Adapters of a layer by tensor cores: the first half. `lora_expand.cu` and `lora_gate.cu` have the second.
+#ifndef TYPE
+#define TYPE bf16
+#define ROW_TILES 2
+#endif
+#include "adapter_rows.cuh"
+
+// Warps of a block: each has a share of the inputs.
+constexpr u32 SHARES = 8;
+
+DEVICE uint4 load_if(const void* from, bool valid) { return valid ? *(const uint4*)from : make_uint4(0, 0, 0, 0); }
+
+// shrunk[split][row][part][j] = the split's share of x[row] . a[slot][part][j]: blocks (parts of the output and inputs,
+// groups), where a block takes DEPTH outputs of at most 8 * TILES rows of every `gridDim.y`th group. A split has `length`
+// inputs. Where `gridDim.x` leaves splits to no block of their own, each block sums all of them.
+template <typename T, u32 TILES>
+DEVICE void shrink(const T* x, const T* a, const AdapterRows& adapters, f32* shrunk, u32 inputs, u32 length) {
+    constexpr u32 ROWS = 8 * TILES, EACH = DEPTH * ROWS / (32 * SHARES);
+    __shared__ f32 shares[SHARES][DEPTH][ROWS];
+    launch_dependents();
+    const u32 tiles = (adapters.max_rank + DEPTH - 1) / DEPTH, tile = blockIdx.x % (adapters.parts * tiles);
+    const u32 part = tile / tiles, j = tile % tiles * DEPTH, splits = (inputs + length - 1) / length;
+    const bool alone = gridDim.x == adapters.parts * tiles;
+    const u32 first_split = alone ? 0 : blockIdx.x / (adapters.parts * tiles);
+    const u32 end_split = alone ? splits : first_split + 1, share = length / SHARES;
+    const u32 warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 8;
+    bool waited = false;
+    for (u32 index = blockIdx.y; index < adapters.count; index += gridDim.y) {
+        const Group group = adapters.groups[index];
+        if (group.slot == NO_ADAPTER) break;
+        const u32 rank = adapters.rank(group.slot, part);
+        if (j >= rank) continue;
+        // What is past the last rank or row is computed from the last, and not kept.
+        const T* weights[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u64 first = ((u64)group.slot * adapters.parts + part) * adapters.max_rank;
+            weights[i] = a + (first + min(j + 8 * i + row, rank - 1)) * inputs;
+        }
+        const T* from[TILES];
+#pragma unroll
+        for (u32 i = 0; i < TILES; i++)
+            from[i] = x + (u64)adapters.order[group.first + min(8 * i + row, group.count - 1)] * inputs;
+        f32 total[EACH];
+#pragma unroll
+        for (u32 e = 0; e < EACH; e++) total[e] = 0.0f;
+        for (u32 split = first_split; split < end_split; split++) {
+            const u32 begin = split * length + warp * share, end = min(begin + share, inputs);
+            f32 c[TILES][4] = {};
+            for (u32 at = begin; at < end; at += 64) {
+                uint4 w[2][2];
+#pragma unroll
+                for (u32 s = 0; s < 2; s++)
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) {
+                        const u32 k = at + 32 * s + column;
+                        w[s][i] = load_if(weights[i] + k, k < end);
+                    }
+                // Weights come while the kernel before this one ends.
+                if (!waited) wait_for_inputs();
+                waited = true;
+#pragma unroll
+                for (u32 s = 0; s < 2; s++)
+#pragma unroll
+                    for (u32 i = 0; i < TILES; i++) {
+                        const u32 k = at + 32 * s + column;
+                        const uint4 v = load_if(from[i] + k, k < end);
+                        // The same places of both are multiplied, whichever they are in the tile.
+                        Tensor<T>::multiply(c[i], w[s][0].x, w[s][1].x, w[s][0].y, w[s][1].y, v.x, v.y);
+                        Tensor<T>::multiply(c[i], w[s][0].z, w[s][1].z, w[s][0].w, w[s][1].w, v.z, v.w);
+                    }
+            }
+            if (!waited) wait_for_inputs();
+            waited = true;
+            const u32 to = threadIdx.x % 4 * 2;
+#pragma unroll
+            for (u32 i = 0; i < TILES; i++)
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) shares[warp][row + e / 2 * 8][8 * i + to + e % 2] = c[i][e];
+            __syncthreads();
+#pragma unroll
+            for (u32 e = 0; e < EACH; e++) {
+                const u32 at = threadIdx.x + 32 * SHARES * e;
+                f32 sum = 0.0f;
+#pragma unroll
+                for (u32 share = 0; share < SHARES; share++) sum += shares[share][at / ROWS][at % ROWS];
+                total[e] += sum;
+            }
+            __syncthreads();
+        }
+        const u64 stored = alone ? 0 : first_split;
+#pragma unroll
+        for (u32 e = 0; e < EACH; e++) {
+            const u32 at = threadIdx.x + 32 * SHARES * e, output = j + at / ROWS;
+            if (at % ROWS >= group.count || output >= rank) continue;
+            const u64 to = stored * adapters.rows + adapters.order[group.first + at % ROWS];
+            shrunk[(to * adapters.parts + part) * adapters.max_rank + output] = total[e];
+        }
+    }
+    if (!waited) wait_for_one();
+}
+
+extern "C" __global__ void __launch_bounds__(32 * SHARES) lora_shrink(
+    const TYPE* x, const TYPE* a, AdapterRows adapters, f32* shrunk, u32 inputs, u32 length) {
+    shrink<TYPE, ROW_TILES>(x, a, adapters, shrunk, inputs, length);
+}

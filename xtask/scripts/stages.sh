@@ -56,7 +56,7 @@ measure() {
     for clients in ${CLIENTS:-1 32 256}; do
         # The first round captures graphs and warms up.
         for round in warm measured; do
-            prompts=$((clients < 32 ? 8 * clients : 4 * clients))
+            prompts=$((clients < 32 ? 8 * clients : 3 * clients))
             "$quire" bench serve --port "$port" --random-input-len "${INPUT:-1000}" --random-output-len "${OUTPUT:-128}" \
                 --ignore-eos --num-prompts "$prompts" --max-concurrency "$clients" --disable-tqdm \
                 > "$folder/report" &

@@ -21,7 +21,7 @@ if [ -z "$model" ]; then
     cp tests/fixtures/shapes/llama-70b-cut/config.json "$model"
     # The shape has no tokenizer.
     python3 xtask/scripts/byte_tokenizer.py "$model"
-    flags=(--load-format dummy --dtype bfloat16 --max-model-len 4096
+    flags=(--load-format dummy --dtype bfloat16 --max-model-len 4096 --no-enable-prefix-caching
         --hf-overrides "{\"num_hidden_layers\": ${LAYERS:-16}}")
 fi
 
@@ -43,7 +43,7 @@ measure() {
             bench=$!
             if [ "$round" = measured ]; then
                 # Some steps in the middle, when all clients generate.
-                sleep "${PROFILE_AFTER:-3}"
+                sleep "${PROFILE_AFTER:-2}"
                 curl -sf -X POST "http://127.0.0.1:$port/start_profile" \
                     -H 'content-type: application/json' -d "{\"profile_prefix\": \"clients-$clients\"}" || true
                 sleep "${PROFILE_FOR:-1}"

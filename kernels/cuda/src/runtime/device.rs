@@ -123,18 +123,18 @@ impl Device {
         if self.refuse(|| format!("a step needs {}", what())) { None } else { self.attempt(&what, run) }
     }
 
-    /// Queues a kernel or the like; a profile notes it.
+    /// Queues a kernel or the like; a profile notes it, unless it is recorded and does not run.
     pub(crate) fn queue(
         &mut self,
         name: impl Fn() -> String,
         run: impl FnOnce(&Arc<Context>) -> Result<(), DriverError>,
     ) {
-        let mut profile = self.profile.take();
+        let (mut profile, runs) = (self.profile.take(), !self.is_capturing());
         self.attempt(
             || format!("kernel {}", name()),
             |context| match &mut profile {
-                Some(profile) => profile.note(context, name(), run),
-                None => run(context),
+                Some(profile) if runs => profile.note(context, name(), run),
+                _ => run(context),
             },
         );
         self.profile = profile;

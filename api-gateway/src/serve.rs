@@ -41,7 +41,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let facts =
         Facts { model_fingerprint: gateway.config.peers.fingerprint.model_fingerprint.clone(), ..Facts::default() };
     let control = ControlServer::new(&process, Arc::new(Control(gateway.clone()))).facts(facts);
-    control.spawn(args.common.control.as_ref()).await?;
+    control.spawn(&args.common.control).await?;
     let listener = Listener::bind(&gateway.config.listen).await?;
     tracing::info!(address = listener.address(), "listening");
     let background = [

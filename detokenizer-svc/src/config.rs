@@ -1,6 +1,6 @@
 //! The detokenizer's flags, checked once.
 
-use service_kit::{Address, CommonArgs, FingerprintArgs, TokenizerFileArgs, values::count};
+use service_kit::{Address, CommonArgs, FingerprintArgs, ServerArgs, TokenizerFileArgs, values::count};
 
 /// Flags of `quire detokenizer`.
 #[derive(clap::Args, Clone, Debug)]
@@ -13,9 +13,9 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub listen_tokens: Address,
 
-    /// Where gateways come for events
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen_events: Address,
+    /// Where gateways come for events; once per address
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub listen_events: Vec<Address>,
 
     /// The tokenizer's files.
     #[command(flatten)]
@@ -24,6 +24,10 @@ pub struct Args {
     /// The model that all processes serve.
     #[command(flatten)]
     pub fingerprint: FingerprintArgs,
+
+    /// The server that it is part of.
+    #[command(flatten)]
+    pub server: ServerArgs,
 
     /// How long a gateway may take no events before it is disconnected
     #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = count(1..=600_000_u64))]

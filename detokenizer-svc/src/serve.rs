@@ -39,7 +39,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let (live, watching) = watch::channel(0);
     let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let control = ControlServer::new(&process, Arc::new(ControlHandler { live: watching })).facts(facts);
-    control.spawn(args.common.control.as_ref()).await?;
+    control.spawn(&args.common.control).await?;
     process.status.not_ready("loading the tokenizer");
     let dir = args.files.tokenizer.clone().unwrap_or_else(|| args.files.model.clone());
     let tokenizer =
@@ -48,9 +48,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let links = process.links.clone();
     let options = LinkOptions { send_deadline: Duration::from_millis(args.send_deadline_ms), ..links.clone() };
     let message_limit = options.message_limit();
-    let fingerprint = &args.fingerprint.model_fingerprint;
-    let events = listen(&args.listen_events, "events", fingerprint, options).await.context("--listen-events")?;
-    let tokens = listen(&args.listen_tokens, "tokens", fingerprint, links).await;
+    let events = listen(&args.listen_events, "events", &args, options).await.context("--listen-events")?;
+    let tokens = listen(std::slice::from_ref(&args.listen_tokens), "tokens", &args, links).await;
     let mut shell = Shell {
         metrics: DetokenizerMetrics::new(&process.metrics),
         process,

@@ -1,13 +1,15 @@
 //! The two kinds of link: a scheduler for each engine, many gateways.
 
 use futures::future::select_all;
-use link::{Link, LinkError, LinkOptions, Listener, Receiver, Sender};
+use link::{Hello, Link, LinkError, LinkOptions, Listener, Receiver, Sender};
 use proto::{DetokenizerReply, EventBatch, Inbound, TokenBatch};
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
 };
 use tracing::warn;
+
+use crate::config::Args;
 
 /// Losses of gateways that may wait to be handled.
 const QUEUE: usize = 64;
@@ -232,10 +234,11 @@ impl Scheduler {
 
 /// Listens for schedulers or for gateways.
 pub(crate) async fn listen(
-    address: &link::Address,
+    addresses: &[link::Address],
     channel: &str,
-    fingerprint: &str,
+    args: &Args,
     options: LinkOptions,
 ) -> Result<Listener, LinkError> {
-    Listener::bind(address, link::hello("detokenizer-svc", channel, fingerprint), options).await
+    let hello = link::hello("detokenizer-svc", channel, &args.fingerprint.model_fingerprint);
+    Listener::bind_all(addresses, Hello { server: args.server.server_id, ..hello }, options).await
 }

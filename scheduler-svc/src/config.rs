@@ -27,13 +27,9 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub listen_requests: Address,
 
-    /// Where workers come for plans
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen_workers: Address,
-
-    /// Where workers of other machines come for plans, too
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen_remote_workers: Option<Address>,
+    /// Where workers come for plans; once per address
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub listen_workers: Vec<Address>,
 
     /// The detokenizer that takes the tokens
     #[arg(long, value_name = "ADDRESS")]

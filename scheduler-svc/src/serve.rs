@@ -58,12 +58,9 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let staying = Process { shutdown: Default::default(), ..process.clone() };
     let _over = staying.shutdown.clone().drop_guard();
     let control = ControlServer::new(&staying, Arc::new(handler)).facts(facts);
-    control.spawn(args.common.control.as_ref()).await?;
+    control.spawn(&args.common.control).await?;
     let kv_events = KvEvents::start(&args.kv_events_config, args.replica.data_parallel_rank, &staying).await?;
     wire.listen_workers(&staying, &args.listen_workers, fingerprint).await.context("--listen-workers")?;
-    if let Some(address) = &args.listen_remote_workers {
-        wire.listen_workers(&staying, address, fingerprint).await.context("--listen-remote-workers")?;
-    }
     wire.dial_detokenizer(&staying, &args);
     let engine = Engine { kv_events, ..Engine::new(args, process, published, hub) };
     engine.run(events).await

@@ -105,15 +105,15 @@ impl Wire {
         Ok(())
     }
 
-    /// Accepts workers.
+    /// Accepts workers at all `addresses`.
     pub(crate) async fn listen_workers(
         &self,
         process: &Process,
-        address: &Address,
+        addresses: &[Address],
         fingerprint: &str,
     ) -> Result<(), link::LinkError> {
         let hello = link::hello("scheduler-svc", "steps", fingerprint);
-        let mut listener = Listener::bind(address, hello, process.links.clone()).await?;
+        let mut listener = Listener::bind_all(addresses, hello, process.links.clone()).await?;
         let (events, shutdown) = (self.events.clone(), process.shutdown.clone());
         let connections = self.connections.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {

@@ -6,7 +6,7 @@ use chat_format::ContentFormat;
 use clap::ValueEnum;
 use router::Policy;
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, LengthArgs, ReplicaArgs, TokenizerFileArgs,
+    Address, CommonArgs, FingerprintArgs, LengthArgs, ReplicaArgs, ServerArgs, TokenizerFileArgs,
     values::{count, size},
 };
 
@@ -17,9 +17,9 @@ pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// Where gateways bring requests
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen: Address,
+    /// Where gateways bring requests; once per address
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub listen: Vec<Address>,
 
     /// The scheduler that takes them on; of several engines each one's, in the order of their ranks
     #[arg(long, value_name = "ADDRESS", required = true)]
@@ -41,6 +41,10 @@ pub struct Args {
     /// The model that all processes serve.
     #[command(flatten)]
     pub fingerprint: FingerprintArgs,
+
+    /// The server that it is part of.
+    #[command(flatten)]
+    pub server: ServerArgs,
 
     /// Chat template: a file, or the template itself [default: the model's]
     #[arg(long, value_name = "FILE_OR_TEXT")]

@@ -48,7 +48,7 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
         .max_encoding_message_size(MAX_CONTROL_MESSAGE);
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts).with(grpc);
-    control.spawn(args.common.control.as_ref()).await?;
+    control.spawn(&args.common.control).await?;
     process.status.not_ready("loading the tokenizer");
     let loading = args.clone();
     let model = Arc::new(tokio::task::spawn_blocking(move || Model::load(&loading)).await??);
@@ -73,8 +73,7 @@ async fn engines(args: &Args, shell: &Shell, questions: &mut mpsc::Receiver<Ques
         if !matches!(event, FromScheduler::Up { .. }) {
             continue;
         }
-        let gateways =
-            Gateways::listen(args, &shell.process.links).await.with_context(|| format!("--listen {}", args.listen))?;
+        let gateways = Gateways::listen(args, &shell.process.links).await.context("--listen")?;
         shell.process.status.ready();
         match Session::new(args, shell, event).run(&mut schedulers, gateways, questions).await {
             End::Shutdown => return Ok(()),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use link::{Link, LinkError, LinkOptions, Listener};
+use link::{Hello, Link, LinkError, LinkOptions, Listener};
 use proto::Inbound;
 use tokio::{
     sync::mpsc,
@@ -38,9 +38,10 @@ impl Gateways {
     /// Listens for gateways.
     pub(crate) async fn listen(args: &Args, links: &LinkOptions) -> Result<Self, LinkError> {
         let hello = link::hello("tokenizer-svc", "requests", &args.fingerprint.model_fingerprint);
+        let hello = Hello { server: args.server.server_id, ..hello };
         let began = Instant::now();
         let listener = loop {
-            match Listener::bind(&args.listen, hello.clone(), links.clone()).await {
+            match Listener::bind_all(&args.listen, hello.clone(), links.clone()).await {
                 Ok(listener) => break listener,
                 Err(error) if began.elapsed() > REBIND => return Err(error),
                 // The previous listener's socket is being closed by another task, which does not say when.

@@ -60,7 +60,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let stages = StageLinks::listen(&args, &options, &fingerprint).await?;
     let handler = ControlHandler { telemetry: telemetry.clone(), jobs: Arc::downgrade(&jobs) };
     let control = ControlServer::new(&process, Arc::new(handler)).facts(facts);
-    control.spawn(args.common.control.as_ref()).await?;
+    control.spawn(&args.common.control).await?;
     let mut worker = Worker {
         metrics: WorkerMetrics::new(&process.metrics, args.replica.data_parallel_rank, args.rank),
         jobs,

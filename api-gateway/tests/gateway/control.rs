@@ -68,7 +68,7 @@ impl Tokenizer {
         let address = format!("grpc+unix:{}", folder.path().join("control.sock").display());
         let process = Process::new("tokenizer-svc");
         let server = ControlServer::new(&process, Arc::new(Facts)).with(TokenizerServiceServer::new(Bytewise));
-        server.spawn(Some(&address.parse().unwrap())).await.unwrap();
+        server.spawn(&[address.parse().unwrap()]).await.unwrap();
         process.status.ready();
         Self { process, flag: format!("--tokenizer-control={address}"), _folder: folder }
     }

@@ -46,7 +46,7 @@ impl Pooling {
         let address = format!("grpc+unix:{}", folder.path().join("control.sock").display());
         let scheduler = Process::new("scheduler-svc");
         let server = ControlServer::new(&scheduler, Arc::new(Facts(info)));
-        server.spawn(Some(&address.parse().expect("an address"))).await.expect("a server");
+        server.spawn(&[address.parse().expect("an address")]).await.expect("a server");
         scheduler.status.ready();
         let stage = Stage::new(&[&format!("--scheduler-control={address}")]).await;
         let pooling = Self { stage, _scheduler: scheduler, _folder: folder };

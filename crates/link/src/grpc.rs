@@ -127,7 +127,8 @@ fn endpoint(address: &Address, options: &LinkOptions) -> Result<Endpoint, LinkEr
 /// Listens on TCP, and does the handshake with each peer that connects.
 pub(crate) async fn listen_tcp(host: &str, arrivals: Arrivals) -> Result<Listening, LinkError> {
     let guard = Guard::new(&arrivals.hello.channel, &arrivals.options);
-    let (sockets, bound) = guard.listen(host).await.map_err(LinkError::io("listening"))?;
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{host}: {error}"));
+    let (sockets, bound) = guard.listen(host).await.map_err(named).map_err(LinkError::io("listening"))?;
     let accepting = serve(Gate { arrivals: Arc::new(arrivals), guard: Some(guard) }, sockets);
     Ok(Listening { accepting, address: Address::Grpc(bound.to_string()), file: None })
 }

@@ -15,6 +15,7 @@ pub fn hello(service: &str, channel: &str, model_fingerprint: &str) -> Hello {
         model_fingerprint: model_fingerprint.to_owned(),
         pid: std::process::id(),
         rank: 0,
+        server: 0,
     }
 }
 

@@ -19,29 +19,42 @@ use crate::{
 /// Links that wait for `accept` at a time; more callers wait in their handshake.
 const WAITING: usize = 16;
 
-/// Waits for peers at an address.
+/// Waits for peers at one address or several.
 pub struct Listener {
     established: mpsc::Receiver<Established>,
-    listening: Listening,
+    /// One for each address.
+    listening: Vec<Listening>,
     options: LinkOptions,
 }
 
 impl Listener {
     /// Listens at `address`, announcing `hello`. Replaces a socket file that a dead process left.
     pub async fn bind(address: &Address, hello: Hello, options: LinkOptions) -> Result<Self, LinkError> {
+        Self::bind_all(std::slice::from_ref(address), hello, options).await
+    }
+
+    /// The same at each of these addresses, of which there is one at least.
+    pub async fn bind_all(addresses: &[Address], hello: Hello, options: LinkOptions) -> Result<Self, LinkError> {
+        if addresses.is_empty() {
+            return Err(LinkError::Address { text: String::new() });
+        }
         let (links, established) = mpsc::channel(WAITING);
-        let arrivals = Arrivals::new(hello, options.clone(), links);
-        let listening = match address {
-            Address::Ring(path) => ring::listen(path, arrivals).await?,
-            Address::Grpc(host) => grpc::listen_tcp(host, arrivals).await?,
-            Address::GrpcUnix(path) => grpc::listen_unix(path, arrivals).await?,
-        };
+        let mut listening = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            let arrivals = Arrivals::new(hello.clone(), options.clone(), links.clone());
+            listening.push(match address {
+                Address::Ring(path) => ring::listen(path, arrivals).await?,
+                Address::Grpc(host) => grpc::listen_tcp(host, arrivals).await?,
+                Address::GrpcUnix(path) => grpc::listen_unix(path, arrivals).await?,
+            });
+        }
         Ok(Self { established, listening, options })
     }
 
-    /// Where it listens: with the real port, when port 0 was asked for.
+    /// Where it listens: with the real port, when port 0 was asked for. Of several addresses the first.
     pub fn address(&self) -> &Address {
-        &self.listening.address
+        // There is one: see `bind_all`.
+        &self.listening[0].address
     }
 
     /// The next peer whose handshake succeeded. A peer that is refused or slow in its handshake delays nobody.

@@ -2,7 +2,8 @@
 
 use std::{os::unix::fs::FileTypeExt, path::Path};
 
-use link::{Address, LinkError, LinkOptions, Listener};
+use link::{Address, Link, LinkError, LinkOptions, Listener};
+use proto::Inbound;
 
 async fn bind(path: &Path) -> Result<Listener, LinkError> {
     Listener::bind(&Address::Ring(path.to_owned()), link::hello("a", "tokens", ""), LinkOptions::default()).await
@@ -49,6 +50,26 @@ async fn a_socket_file_goes_with_its_listener_and_a_successors_stays() {
     assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
     drop(second);
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn one_listener_listens_at_several_addresses() {
+    let folder = tempfile::tempdir().unwrap();
+    let hello = |pid| link::Hello { pid, ..link::hello("a", "tokens", "") };
+    let ring = Address::Ring(folder.path().join("x.sock"));
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addresses = [ring, Address::Grpc(free.to_string())];
+    let mut listener = Listener::bind_all(&addresses, hello(0), LinkOptions::default()).await.unwrap();
+    for (number, address) in (1..).zip(&addresses) {
+        let options = LinkOptions::default();
+        let dialled = link::redial::<Inbound, Inbound>(address, hello(number), &options);
+        let (link, accepted) = tokio::join!(dialled, listener.accept::<Inbound, Inbound>());
+        let Link { peer, .. } = accepted.unwrap();
+        assert_eq!((peer.pid, link.peer.pid), (number, 0), "{address}");
+    }
+    assert!(Listener::bind_all(&[], hello(0), LinkOptions::default()).await.is_err());
+    let again = words(Listener::bind_all(&addresses[1..], hello(0), LinkOptions::default()).await);
+    assert!(again.contains(&free.to_string()), "{again}");
 }
 
 /// Of many that start at once, exactly one listens.

@@ -10,9 +10,9 @@ use crate::{shared_args::LinkArgs, values::log_filter};
 /// Flags that every process has; flatten them into the service's own.
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {
-    /// Where this process serves its control plane (grpc://host:port or grpc+unix:/path)
+    /// Where this process serves its control plane (grpc://host:port or grpc+unix:/path); once per address
     #[arg(long, value_name = "ADDRESS")]
-    pub control: Option<Address>,
+    pub control: Vec<Address>,
 
     /// What to log: error, warn, info, debug, trace, or a filter such as info,scheduler_svc=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "QUIRE_LOG", value_parser = log_filter)]
@@ -51,7 +51,7 @@ pub fn parse_flags<A: Args>(words: impl IntoIterator<Item = impl Into<OsString> 
 impl Default for CommonArgs {
     fn default() -> Self {
         Self {
-            control: None,
+            control: Vec::new(),
             log_level: "info".into(),
             log_format: LogFormat::Text,
             otlp_traces_endpoint: None,

@@ -5,6 +5,7 @@
 
 mod args;
 pub mod control;
+mod gateway_ports;
 mod log;
 pub mod metrics;
 pub mod profile;
@@ -15,10 +16,12 @@ pub mod trace;
 pub mod values;
 
 pub use args::{CommonArgs, LogFormat, parse_flags};
+pub use gateway_ports::{GatewayPorts, NoGatewayPorts};
 pub use link::Address;
 pub use run::{Process, StartAgain, TRY_AGAIN, Threads, run};
 pub use shared_args::{
-    FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs, StepDefaults, TokenizerFileArgs,
+    FingerprintArgs, GroupArgs, LengthArgs, LinkArgs, LoraArgs, ReplicaArgs, ServerArgs, StepDefaults,
+    TokenizerFileArgs,
 };
 pub use status::{LoadProgress, Readiness, Status};
 pub use tokio_util::sync::CancellationToken;

@@ -201,6 +201,14 @@ pub struct FingerprintArgs {
     pub model_fingerprint: String,
 }
 
+/// The server that a tokenizer and a detokenizer are part of: flags of both.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ServerArgs {
+    /// Number that tells this server from others, whose tokenizer a gateway might have reached instead; 0: none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub server_id: u64,
+}
+
 /// Where the tokenizer's files are: flags of tokenizer and detokenizer.
 #[derive(Args, Clone, Debug)]
 pub struct TokenizerFileArgs {

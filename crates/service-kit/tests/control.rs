@@ -34,7 +34,7 @@ fn address(dir: &tempfile::TempDir) -> Address {
 #[tokio::test]
 async fn answers_for_the_process() {
     let (process, dir) = (process(), tempfile::tempdir().unwrap());
-    ControlServer::new(&process, Arc::new(Busy)).spawn(Some(&address(&dir))).await.unwrap();
+    ControlServer::new(&process, Arc::new(Busy)).spawn(&[address(&dir)]).await.unwrap();
     let client = ControlClient::new(&address(&dir), &LinkOptions::default()).unwrap();
 
     process.status.loading("loading weights", LoadProgress { done: 2, total: 4, bytes_per_s: 0 });
@@ -58,16 +58,16 @@ async fn answers_for_the_process() {
 #[tokio::test]
 async fn a_dead_process_is_replaced_and_a_live_one_is_not() {
     let (first, second, dir) = (process(), process(), tempfile::tempdir().unwrap());
-    ControlServer::new(&first, Arc::new(())).spawn(Some(&address(&dir))).await.unwrap();
+    ControlServer::new(&first, Arc::new(())).spawn(&[address(&dir)]).await.unwrap();
     let client = ControlClient::new(&address(&dir), &LinkOptions::default()).unwrap();
     assert!(client.health().await.is_ok());
-    let refused = ControlServer::new(&second, Arc::new(())).spawn(Some(&address(&dir))).await.unwrap_err();
+    let refused = ControlServer::new(&second, Arc::new(())).spawn(&[address(&dir)]).await.unwrap_err();
     assert!(refused.to_string().contains("another process listens there"), "{refused}");
 
     first.shutdown.cancel();
     // The socket's file stays, but soon nobody listens behind it.
     let bound = async {
-        while ControlServer::new(&second, Arc::new(())).spawn(Some(&address(&dir))).await.is_err() {
+        while ControlServer::new(&second, Arc::new(())).spawn(&[address(&dir)]).await.is_err() {
             tokio::task::yield_now().await;
         }
     };
@@ -77,13 +77,25 @@ async fn a_dead_process_is_replaced_and_a_live_one_is_not() {
     tokio::time::timeout(Duration::from_secs(10), found).await.unwrap();
 }
 
+#[tokio::test]
+async fn each_address_asks_for_what_is_asked_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (unix, tcp) = (address(&dir), Address::Grpc(host.to_string()));
+    let process = Process { links: token("the-token-of-this-engine"), ..process() };
+    ControlServer::new(&process, Arc::new(Busy)).spawn(&[unix.clone(), tcp.clone()]).await.unwrap();
+    assert_eq!(answers(&unix, &LinkOptions::default()).await, [Ok(()), Ok(())]);
+    assert_eq!(answers(&tcp, &process.links).await, [Ok(()), Ok(())]);
+    assert_eq!(answers(&tcp, &LinkOptions::default()).await, [Err(Code::Unauthenticated); 2]);
+}
+
 /// Serves over TCP with what `links` ask for.
 async fn serve_tcp(links: &LinkOptions) -> Address {
     // Nothing else takes the port in the moment between: the kernel gives out others first.
     let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let address = Address::Grpc(host.to_string());
     let process = Process { links: links.clone(), ..process() };
-    ControlServer::new(&process, Arc::new(Busy)).spawn(Some(&address)).await.unwrap();
+    ControlServer::new(&process, Arc::new(Busy)).spawn(std::slice::from_ref(&address)).await.unwrap();
     address
 }
 

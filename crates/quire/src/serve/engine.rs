@@ -207,7 +207,7 @@ impl Engine<'_> {
                 let adapters = self.runtime_dir.file(&format!("adapters-{engine}.json"));
                 flags.push(flag("served-adapters-file", &adapters.display()));
                 flags.extend(self.rank(engine));
-                flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-remote-workers", &nodes.listen())));
+                flags.extend(self.nodes.as_ref().map(|nodes| flag("listen-workers", &nodes.listen())));
                 flags
             }
             Role::Tokenizer => {

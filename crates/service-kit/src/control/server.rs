@@ -2,10 +2,11 @@
 
 use std::{fs, io, os::unix::net::UnixStream as StdUnixStream, path::Path, sync::Arc, time::Duration};
 
-use link::{Address, Guard};
+use link::{Address, Guard, LinkOptions};
 use proto::control_server::{Control, ControlServer as GrpcServer};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Response, Status as GrpcStatus,
     service::{InterceptorLayer, Routes},
@@ -126,32 +127,38 @@ impl ControlServer {
         self
     }
 
-    /// Listens at `address` (absent: serves nothing) until the process shuts down. Over TCP callers show what the
-    /// process's links ask for; the health service is no exception. Errors name the address.
-    pub async fn spawn(self, address: Option<&Address>) -> io::Result<()> {
-        let Some(address) = address else { return Ok(()) };
+    /// Listens at all `addresses` until the process shuts down. Over TCP callers show what the process's links ask for;
+    /// the health service is no exception. Errors name the address.
+    pub async fn spawn(self, addresses: &[Address]) -> io::Result<()> {
         let Self { process, facts, handler, routes } = self;
         let (reporter, health) = tonic_health::server::health_reporter();
         follow_readiness(&process, reporter);
-        let shutdown = process.shutdown.clone().cancelled_owned();
-        let guard = Guard::new("control", &process.links);
+        let (links, shutdown) = (process.links.clone(), process.shutdown.clone());
         let control = GrpcServer::new(Answers { process, facts, handler });
-        let mut server = Server::builder().layer(InterceptorLayer::new(guard.clone()));
-        let server = server.add_routes(routes.add_service(control)).add_service(health);
-        match address {
-            Address::Grpc(host) => {
-                let (callers, _) = guard.listen(host).await.map_err(|error| named(address, error))?;
-                tokio::spawn(async move { server.serve_with_incoming_shutdown(callers, shutdown).await });
-            }
-            Address::GrpcUnix(path) | Address::Ring(path) => {
-                let listener = bind_unix(path).map_err(|error| named(address, error))?;
-                tokio::spawn(async move {
-                    server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown).await
-                });
-            }
+        let routes = routes.add_service(control).add_service(health);
+        for address in addresses {
+            listen(address, routes.clone(), &links, shutdown.clone()).await.map_err(|error| named(address, error))?;
         }
         Ok(())
     }
+}
+
+/// Serves `routes` at one address until `shutdown`.
+async fn listen(address: &Address, routes: Routes, links: &LinkOptions, shutdown: CancellationToken) -> io::Result<()> {
+    let shutdown = shutdown.cancelled_owned();
+    let guard = Guard::new("control", links);
+    let server = Server::builder().layer(InterceptorLayer::new(guard.clone())).add_routes(routes);
+    match address {
+        Address::Grpc(host) => {
+            let (callers, _) = guard.listen(host).await?;
+            tokio::spawn(async move { server.serve_with_incoming_shutdown(callers, shutdown).await });
+        }
+        Address::GrpcUnix(path) | Address::Ring(path) => {
+            let callers = UnixListenerStream::new(bind_unix(path)?);
+            tokio::spawn(async move { server.serve_with_incoming_shutdown(callers, shutdown).await });
+        }
+    }
+    Ok(())
 }
 
 /// Keeps the standard gRPC health service in step with the process's readiness.

@@ -5,7 +5,7 @@ use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args as ClapArgs, ValueEnum, builder::FalseyValueParser};
 use serde_json::{Map, Value};
 use service_kit::{
-    Address, CommonArgs, FingerprintArgs, ReplicaArgs,
+    Address, CommonArgs, FingerprintArgs, GatewayPorts, ReplicaArgs,
     values::{count, duration, seconds, size},
 };
 
@@ -34,15 +34,33 @@ pub struct Args {
     pub threads: usize,
 }
 
+/// Flags that `--engine` stands for, and that of gateways beside this one.
+const PROCESSES: [&str; 7] = [
+    "requests",
+    "events",
+    "tokenizer_control",
+    "scheduler_control",
+    "detokenizer_control",
+    "worker_control",
+    "gateway_control",
+];
+
 /// Where the other processes are.
 #[derive(ClapArgs, Clone, Debug)]
 pub struct PeerArgs {
+    /// An engine on another host, by the address of its `quire serve --listen-gateways`: stands for the addresses of
+    /// the processes. /metrics shows this gateway alone, because the engine shows its own
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = PROCESSES)]
+    pub engine: Option<GatewayPorts>,
+    /// Number of engines there, as its own --data-parallel-size [default: 1]
+    #[arg(long, value_name = "N", value_parser = count(1..=1024_u32))]
+    pub data_parallel_size: Option<u32>,
     /// The tokenizer's `requests` link
     #[arg(long = "tokenizer", value_name = "ADDRESS")]
-    pub requests: Address,
+    pub requests: Option<Address>,
     /// The detokenizer's `events` link
     #[arg(long = "detokenizer", value_name = "ADDRESS")]
-    pub events: Address,
+    pub events: Option<Address>,
     /// The model that all processes serve.
     #[command(flatten)]
     pub fingerprint: FingerprintArgs,
@@ -64,6 +82,26 @@ pub struct PeerArgs {
     /// Control plane of another gateway of the same engine, whose metrics are added to ours; once per gateway
     #[arg(long, value_name = "ADDRESS")]
     pub gateway_control: Vec<Address>,
+}
+
+impl PeerArgs {
+    /// With the addresses that `--engine` stands for; those of the `requests` and the `events` link are there.
+    fn resolved(mut self) -> Result<(Self, [Address; 2]), ConfigError> {
+        if let Some(engine) = &self.engine {
+            self.requests = Some(engine.requests());
+            self.events = Some(engine.events());
+            self.tokenizer_control = Some(engine.tokenizer_control());
+            let engines = 0..self.data_parallel_size.unwrap_or(1);
+            self.scheduler_control = engines.map(|number| engine.scheduler_control(number)).collect();
+        } else if self.data_parallel_size.is_some() {
+            // Clap forgives a flag for lacking one that others exclude.
+            return Err(flag("--data-parallel-size", "is about an --engine, and there is none".into()));
+        }
+        match (self.requests.clone(), self.events.clone()) {
+            (Some(requests), Some(events)) => Ok((self, [requests, events])),
+            _ => Err(flag("--engine", "is missing; give it, or both --tokenizer and --detokenizer".into())),
+        }
+    }
 }
 
 /// Where and how to listen.
@@ -174,6 +212,9 @@ pub struct AccessArgs {
         value_parser = FalseyValueParser::new()
     )]
     pub allow_runtime_lora_updating: bool,
+    /// Serve what operators ask alone, such as /health, /metrics and /version: gateways elsewhere serve the API
+    #[arg(long)]
+    pub operations_only: bool,
     /// Serve routes for development: /abort_requests, /reset_prefix_cache, /server_info
     #[arg(long, env = "VLLM_SERVER_DEV_MODE", hide_env_values = true, value_parser = FalseyValueParser::new())]
     pub server_dev_mode: bool,
@@ -262,8 +303,12 @@ pub enum GenerationConfig {
 /// The gateway's settings, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the other processes are.
+    /// Where the other processes are: with `--engine`, what it stands for, too.
     pub peers: PeerArgs,
+    /// The tokenizer's `requests` link.
+    pub requests: Address,
+    /// The detokenizer's `events` link.
+    pub events: Address,
     /// Where and how to listen.
     pub listen: ListenArgs,
     /// What clients may do.
@@ -317,8 +362,11 @@ impl Config {
         };
         let overrides: Map<String, Value> = parse("--override-generation-config", &answers.override_generation_config)?;
         check_listen(&args.listen)?;
+        let (peers, [requests, events]) = args.peers.clone().resolved()?;
         Ok(Self {
-            peers: args.peers.clone(),
+            peers,
+            requests,
+            events,
             listen: args.listen.clone(),
             served_names: served_names(&answers),
             cors,
@@ -436,6 +484,30 @@ mod tests {
     fn names_fall_back_to_the_model() {
         assert_eq!(config(&["--model=wren"]).unwrap().served_names, ["wren"]);
         assert_eq!(config(&["--model=wren", "--served-model-name", "a", "b"]).unwrap().served_names, ["a", "b"]);
+    }
+
+    #[test]
+    fn an_engine_stands_for_its_processes() {
+        let of = |flags: &[&str]| {
+            let args = parse_flags::<Args>(["api-gateway"].iter().chain(flags)).map_err(|error| error.to_string());
+            args.and_then(|args| Config::from_args(&args).map_err(|error| error.to_string()))
+        };
+        let config = of(&["--engine=grpc://a:9001", "--data-parallel-size=2"]).unwrap();
+        assert_eq!([config.requests, config.events].map(|it| it.to_string()), ["grpc://a:9001", "grpc://a:9002"]);
+        let controls = config.peers.tokenizer_control.iter().chain(&config.peers.scheduler_control);
+        let controls: Vec<_> = controls.map(ToString::to_string).collect();
+        assert_eq!(controls, ["grpc://a:9003", "grpc://a:9004", "grpc://a:9005"]);
+        for (flags, name) in [
+            (&[][..], "--tokenizer"),
+            (&["--tokenizer=ring:/t"], "--detokenizer"),
+            (&["--engine=ring:/a"], "--engine"),
+            (&["--engine=grpc://a:9001", "--tokenizer=ring:/a"], "--tokenizer"),
+            (&["--engine=grpc://a:9001", "--worker-control=ring:/a"], "--worker-control"),
+            (&["--tokenizer=ring:/t", "--detokenizer=ring:/d", "--data-parallel-size=2"], "--engine"),
+        ] {
+            let error = of(flags).expect_err(name);
+            assert!(error.contains(name), "{flags:?}: {error}");
+        }
     }
 
     #[test]

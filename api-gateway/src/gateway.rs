@@ -1,8 +1,9 @@
 //! All that routes share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use service_kit::Process;
+use tokio::sync::watch;
 
 use crate::{
     config::Config,
@@ -29,10 +30,14 @@ pub struct Gateway {
     pub model: Model,
     /// Other processes' control planes.
     pub peers: Peers,
+    /// What is wrong with what the flags say of other processes.
+    pub misled: OnceLock<String>,
     /// Profiles of all processes.
     pub profiler: Profiler,
     /// Responses that are kept.
     pub responses: Arc<Store>,
+    /// The server that requests go to; 0 while unknown.
+    pub server: watch::Sender<u64>,
     /// Who may call.
     pub keys: Keys,
     /// What is counted of HTTP.
@@ -55,8 +60,10 @@ impl Gateway {
             pipeline: Arc::new(Pipeline::new(id, config.access.max_inflight, requests)),
             model: Model::new(config.clone()),
             peers: Peers::new(&config.peers, &process.links)?,
+            misled: OnceLock::new(),
             profiler: Profiler::new(config.profiler.clone(), &process),
             responses: Arc::new(Store::new(config.stored_responses())),
+            server: watch::Sender::new(0),
             keys: Keys::new(&config.access.api_key),
             http,
             started: Arrival::now().unix_seconds(),
@@ -69,6 +76,9 @@ impl Gateway {
     pub async fn not_ready_reason(&self) -> Option<String> {
         if self.process.status.is_draining() {
             return Some("draining".into());
+        }
+        if let Some(problem) = self.misled.get() {
+            return Some(problem.clone());
         }
         if let Some(reason) = self.pipeline.not_ready_reason() {
             return Some(reason.into());

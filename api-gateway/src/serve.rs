@@ -60,6 +60,15 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 async fn learn(gateway: Arc<Gateway>) {
     gateway.process.status.not_ready("waiting for the model");
     gateway.model.learn(&gateway.peers).await;
+    if gateway.config.peers.engine.is_some()
+        && let Some(problem) = gateway.peers.miscounted().await
+    {
+        tracing::error!("{problem}");
+        gateway.process.status.not_ready(&problem);
+        // Set once, here.
+        let _ = gateway.misled.set(problem);
+        return;
+    }
     gateway.process.status.ready();
 }
 

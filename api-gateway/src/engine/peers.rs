@@ -16,6 +16,8 @@ use crate::{config::PeerArgs, error::ApiError, metrics::PROCESS_READY};
 
 /// How long a process may take to say that it is ready.
 const READY_DEADLINE: Duration = Duration::from_secs(1);
+/// Between two questions to a process that does not answer yet.
+const RETRY: Duration = Duration::from_millis(20);
 /// Largest `/tokenize` answer: a context of millions of tokens with their texts.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
@@ -110,6 +112,23 @@ impl Peers {
         let verdict = self.ask_all().await;
         *last = Some((asked, verdict.clone()));
         verdict
+    }
+
+    /// What is wrong where the flags say another number of engines than the tokenizer. Waits until it answers.
+    pub async fn miscounted(&self) -> Option<String> {
+        let tokenizer = self.tokenizer.as_ref()?;
+        let info = loop {
+            match tokenizer.info().await {
+                Ok(info) => break info,
+                // As with its model: there is no event for "it answers".
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        };
+        let facts: serde_json::Value = serde_json::from_str(&info.config_json).ok()?;
+        let (said, there) = (self.schedulers.len(), facts["engines"].as_u64()?);
+        let problem =
+            || format!("--data-parallel-size {said}: --engine has {there}; pass --data-parallel-size {there}");
+        (said as u64 != there).then(problem)
     }
 
     /// Ends a request at whichever other gateway took it.

@@ -24,8 +24,16 @@ pub const ROUTE: Route = Route {
 };
 
 async fn answer(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
-    let (others, readiness) = tokio::join!(gateway.peers.metrics(), gateway.peers.readiness());
+    // Behind `--engine` there is an HTTP port that shows the engine; twice would count twice.
+    let others = match gateway.config.peers.engine {
+        Some(_) => Vec::new(),
+        None => {
+            let (mut others, readiness) = tokio::join!(gateway.peers.metrics(), gateway.peers.readiness());
+            others.push(readiness);
+            others
+        }
+    };
     let ours = gateway.process.metrics.text();
-    let text = exposition::join([ours.as_str(), &readiness].into_iter().chain(others.iter().map(String::as_str)));
+    let text = exposition::join([&ours].into_iter().chain(&others).map(String::as_str));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }

@@ -32,6 +32,7 @@ use http::{StatusCode, Uri};
 
 use crate::{
     api::{absent, operation::Route},
+    error::{ApiError, Fault},
     gateway::Gateway,
 };
 
@@ -79,16 +80,40 @@ pub const ROUTES: [Route; 37] = [
     version::ROUTE,
 ];
 
+/// What operators ask, by path: all that there is with `--operations-only`.
+const OPERATIONS: [&str; 8] = [
+    "/health",
+    "/metrics",
+    "/ping",
+    "/reset_prefix_cache",
+    "/server_info",
+    "/start_profile",
+    "/stop_profile",
+    "/version",
+];
+
 /// All routes that this server has, by path.
 pub fn table(gateway: &Arc<Gateway>) -> Router {
-    let here = ROUTES.iter().filter(|route| (route.when.holds)(&gateway.config));
-    let routes = here.fold(Router::new(), |router, route| router.route(route.path, (route.handlers)()));
+    let operations_only = gateway.config.access.operations_only;
+    let is_here =
+        |route: &&Route| (route.when.holds)(&gateway.config) && (!operations_only || OPERATIONS.contains(&route.path));
+    let routes = ROUTES.iter().filter(is_here);
+    let routes = routes.fold(Router::new(), |router, route| router.route(route.path, (route.handlers)()));
+    if operations_only {
+        return routes.fallback(elsewhere).with_state(gateway.clone());
+    }
     routes
         .fallback(|uri: Uri| async move { absent::refuse(uri.path(), StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(
             |uri: Uri| async move { absent::refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED) },
         )
         .with_state(gateway.clone())
+}
+
+/// The answer for all else where operators alone are served.
+async fn elsewhere() -> ApiError {
+    let message = "This port is for operators (/health, /metrics, /version): the engine's gateways serve the API.";
+    ApiError::new(Fault::NotFound, message)
 }
 
 /// The path of a route as the metrics name it; `none` for what is no route.
@@ -102,7 +127,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted() {
+    fn the_tables_are_sorted() {
         assert!(ROUTES.is_sorted_by_key(|route| route.path));
+        assert!(OPERATIONS.is_sorted());
+        assert!(OPERATIONS.iter().all(|path| handler_name(Some(path)) == *path), "an operation is no route");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use link::{Address, Link, LinkOptions, Listener, hello};
+use link::{Address, Hello, Link, LinkOptions, Listener, hello};
 use proto::{
     Admitted, Delta, Event, EventBatch, Failure, FinishReason, Inbound, Request, event, failure, inbound::Event as In,
     prompt::Kind,
@@ -35,14 +35,24 @@ impl Engine {
     }
 
     pub async fn tokenizer_up(&mut self) {
-        let hello = hello("tokenizer-svc", "requests", "");
+        self.tokenizer_of(0).await;
+    }
+
+    /// The tokenizer of a server of this number.
+    pub async fn tokenizer_of(&mut self, server: u64) {
+        let hello = Hello { server, ..hello("tokenizer-svc", "requests", "") };
         let mut listener = Listener::bind(&self.requests_at, hello, LinkOptions::default()).await.expect("listens");
         let link = listener.accept().await.expect("the gateway dials");
         self.requests = Some((listener, link));
     }
 
     pub async fn detokenizer_up(&mut self) {
-        let hello = hello("detokenizer-svc", "events", "");
+        self.detokenizer_of(0).await;
+    }
+
+    /// The detokenizer of a server of this number.
+    pub async fn detokenizer_of(&mut self, server: u64) {
+        let hello = Hello { server, ..hello("detokenizer-svc", "events", "") };
         let mut listener = Listener::bind(&self.events_at, hello, LinkOptions::default()).await.expect("listens");
         let link = listener.accept().await.expect("the gateway dials");
         self.events = Some((listener, link));

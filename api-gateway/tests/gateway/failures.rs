@@ -75,6 +75,29 @@ async fn losing_the_detokenizer_fails_everything() {
 }
 
 #[tokio::test]
+async fn answers_come_from_the_server_that_has_the_requests() {
+    let mut stage = Stage::without_engine(&[]).await;
+    stage.engine.tokenizer_of(1).await;
+    // As behind a name that stands for two servers. Each is hung up on, and another one is dialled.
+    stage.engine.detokenizer_of(2).await;
+    stage.engine.detokenizer_down();
+    stage.engine.detokenizer_of(2).await;
+    assert_eq!(stage.client.post(PATH, &json!({"prompt": "x"})).await.status, 503);
+    stage.engine.detokenizer_down();
+    stage.engine.detokenizer_of(1).await;
+    stage.healthy().await;
+    let waiting = stage.client.spawn(PATH, &json!({"prompt": "w"}));
+    let request = stage.engine.request().await;
+    stage.engine.admit(&request, 1).await;
+    stage.load_is(1).await;
+    // Requests go elsewhere: what is open would wait for ever.
+    stage.engine.tokenizer_down();
+    stage.engine.tokenizer_of(3).await;
+    assert_eq!(waiting.await.unwrap().status, 503);
+    stage.health_is(503).await;
+}
+
+#[tokio::test]
 async fn event_number_zero_means_all() {
     let mut stage = Stage::new(&[]).await;
     let answers: Vec<_> = (0..5).map(|_| stage.client.spawn(PATH, &json!({"prompt": "x"}))).collect();

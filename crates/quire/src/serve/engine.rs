@@ -11,6 +11,7 @@ use service_kit::Address;
 
 use super::{
     flags::{Settings, To, passed_to},
+    gateways::Gateways,
     nodes::Nodes,
     port::Port,
     replicas::Replicas,
@@ -53,6 +54,8 @@ pub struct Engine<'a> {
     pub nodes: Option<Nodes>,
     /// How many engines there are.
     pub replicas: Replicas,
+    /// Who serves the API.
+    pub gateways: Gateways,
 }
 
 /// How long a process other than a gateway may take to end.
@@ -113,7 +116,6 @@ impl fmt::Display for Role {
 impl Engine<'_> {
     /// All processes. Listeners come first, so that dialers connect at the first try.
     pub fn roles(&self) -> Vec<Role> {
-        let count = |name| self.settings.number(name).unwrap_or(1);
         let engines = 0..self.replicas.engines;
         let workers = 0..engines.end * self.world_size();
         let here = self.nodes.as_ref().map_or(workers, |nodes| nodes.workers.clone()).map(Role::Worker);
@@ -124,7 +126,7 @@ impl Engine<'_> {
         roles.extend(engines.map(Role::Scheduler));
         roles.push(Role::Tokenizer);
         roles.extend(here);
-        roles.extend((0..count("api-server-count")).map(Role::Gateway));
+        roles.extend((0..self.gateways.processes()).map(Role::Gateway));
         roles
     }
 
@@ -159,11 +161,16 @@ impl Engine<'_> {
     /// How a process is run.
     pub fn spec(&self, role: Role) -> Spec {
         let mut args = vec![role.word().to_owned(), format!("--supervised-by={}", std::process::id())];
-        args.push(format!("--control={}", self.control(role)));
+        let controls = [Some(self.control(role)), self.gateways.control(role)];
+        args.extend(controls.iter().flatten().map(|address| format!("--control={address}")));
         args.push(format!("--model-fingerprint={}", self.fingerprint));
         args.extend(self.links(role));
         args.extend(passed_to(role.to(), self.settings));
         let mut env = Vec::new();
+        if let Role::Tokenizer | Role::Detokenizer = role {
+            // This supervisor's own number: its processes keep it when they are started again.
+            args.push(format!("--server-id={}", link::hello("", "", "").instance));
+        }
         if let Role::Gateway(_) = role {
             args.extend(self.gateway_keys(&mut env));
         }
@@ -190,10 +197,12 @@ impl Engine<'_> {
         let flag = |name: &str, value: &dyn fmt::Display| format!("--{name}={value}");
         let model = flag("model", &self.model.path.display());
         let tokenizer = self.tokenizer.iter().map(|path| flag("tokenizer", &path.display()));
+        let remote = self.gateways.ports.as_ref();
         match role {
             Role::Detokenizer => {
                 let mut flags =
                     vec![flag("listen-tokens", &ring("tokens")), flag("listen-events", &ring("events")), model];
+                flags.extend(remote.map(|ports| flag("listen-events", &ports.events())));
                 flags.extend(tokenizer);
                 flags
             }
@@ -212,6 +221,7 @@ impl Engine<'_> {
             }
             Role::Tokenizer => {
                 let mut flags = vec![flag("listen", &ring("requests")), model];
+                flags.extend(remote.map(|ports| flag("listen", &ports.requests())));
                 flags.extend((0..self.replicas.engines).map(|engine| flag("scheduler", &self.ring("encoded", engine))));
                 flags.extend(self.rank(0));
                 flags.extend(tokenizer);
@@ -266,6 +276,7 @@ impl Engine<'_> {
             flags.push(format!("--{}-control={}", other.word(), self.control(other)));
         }
         flags.extend(self.rank(0));
+        flags.extend(self.gateways.operations_only().then(|| "--operations-only".to_owned()));
         if let Some(port) = self.port {
             flags.extend([format!("--port={}", port.address.port()), "--reuse-port".to_owned()]);
         }
@@ -290,7 +301,9 @@ impl Engine<'_> {
 
     fn grace(&self, role: Role) -> Duration {
         match role {
-            Role::Gateway(_) => {
+            // Requests of gateways elsewhere are in the scheduler's hands.
+            Role::Scheduler(_) if self.gateways.ports.is_none() => GRACE,
+            Role::Gateway(_) | Role::Scheduler(_) => {
                 let drain = self.settings.number("shutdown-timeout").unwrap_or(DRAIN_S);
                 Duration::from_secs_f64(drain) + GRACE
             }
@@ -325,6 +338,7 @@ mod tests {
             program: Path::new("/quire"),
             nodes: None,
             replicas: Replicas::read(&settings).unwrap(),
+            gateways: Gateways::read(&settings).unwrap(),
         });
     }
 
@@ -365,6 +379,29 @@ mod tests {
                 assert!(address.is_some());
                 assert_eq!(address, value(engine, dialer, dials), "{listener} {listens}");
             }
+        });
+    }
+
+    #[test]
+    fn gateways_of_other_hosts_find_each_process() {
+        use Role::{Detokenizer, Gateway, Scheduler, Tokenizer, Worker};
+        with_engine("-asc 0 -dp 2 --listen-gateways grpc://0.0.0.0:9001", |engine| {
+            let all = |role, name: &str| -> Vec<String> {
+                let prefix = format!("--{name}=grpc://0.0.0.0:");
+                let args = engine.spec(role).args;
+                args.iter().filter_map(|arg| arg.strip_prefix(&prefix).map(str::to_owned)).collect()
+            };
+            assert_eq!(all(Tokenizer, "listen"), ["9001"]);
+            assert_eq!(all(Detokenizer, "listen-events"), ["9002"]);
+            assert_eq!([all(Tokenizer, "control"), all(Scheduler(1), "control")], [["9003"], ["9005"]]);
+            assert!(all(Worker(0), "control").is_empty() && all(Gateway(0), "control").is_empty());
+            assert!(engine.spec(Gateway(0)).args.iter().any(|arg| arg == "--operations-only"));
+            assert_eq!(engine.spec(Scheduler(0)).grace, Duration::from_secs(35));
+            assert_eq!(engine.roles().iter().filter(|role| matches!(role, Gateway(_))).count(), 1);
+        });
+        with_engine("", |engine| {
+            assert!(!engine.spec(Gateway(0)).args.iter().any(|arg| arg == "--operations-only"));
+            assert_eq!(engine.spec(Scheduler(0)).grace, GRACE);
         });
     }
 

@@ -2,6 +2,7 @@
 
 mod engine;
 pub mod flags;
+mod gateways;
 mod interfaces;
 mod limits;
 mod nodes;
@@ -32,6 +33,7 @@ use service_kit::{CancellationToken, CommonArgs, LogFormat, Process, Threads, co
 use crate::environment::Environment;
 use engine::{Engine, Role};
 use flags::{FlagError, Settings};
+use gateways::Gateways;
 use nodes::Nodes;
 use port::Port;
 use replicas::Replicas;
@@ -107,6 +109,8 @@ async fn serve(
     let nodes = Nodes::read(settings)?;
     let serves_http = nodes.as_ref().is_none_or(Nodes::is_head);
     let port = if serves_http { hold_port(settings)? } else { None };
+    let gateways = if serves_http { Gateways::read(settings)? } else { Gateways::default() };
+    gateways.check_ports(replicas.engines)?;
     let runtime_dir =
         RuntimeDir::create(environment.runtime_dir.as_deref()).context("cannot make a folder for sockets")?;
     let found = tokio::select! {
@@ -124,6 +128,7 @@ async fn serve(
         program: &program,
         nodes,
         replicas,
+        gateways,
     };
     let found_after = start.elapsed();
     let mut supervisor = Supervisor::start(members(&engine, engine.roles())?, screen.clone());
@@ -137,18 +142,9 @@ async fn serve(
     };
     let parts = [vec![("model".to_owned(), found_after)], report].concat();
     let manager = ServiceManager::new(environment.notify_socket.as_deref());
-    let status = match engine.nodes.as_ref().filter(|nodes| !nodes.is_head()) {
-        Some(node) => {
-            let seconds = start.elapsed().as_secs_f64();
-            screen.say(&format!("Ready after {seconds:.2} s: {node}"));
-            node.to_string()
-        }
-        None => {
-            screen.say(&ready_text(&engine, start, &parts));
-            format!("serving {} at {}", engine.served_name(), address(&engine))
-        }
-    };
-    manager.tell(&format!("READY=1\nSTATUS={status}"));
+    screen.say(&ready_text(&engine, start, &parts));
+    let serving = if serves_http { "serving " } else { "" };
+    manager.tell(&format!("READY=1\nSTATUS={serving}{}", place(&engine)));
     let ended = supervisor.watch(&process.shutdown).await;
     manager.tell("STOPPING=1\nSTATUS=finishing what runs");
     if ended.is_ok() {
@@ -252,14 +248,19 @@ pub fn is_served(folder: &Path) -> Result<(), String> {
     models::read_spec(folder).map(drop).map_err(|error| error.to_string())
 }
 
-/// The engine's processes. Gateways end first, then whatever is behind them, in the direction of the requests.
+/// The engine's processes. Gateways end first, then whatever is behind them, in the direction of the requests. What
+/// gateways of other hosts have asked for is the scheduler's to finish, which takes all other processes. Without an API
+/// the HTTP port is there until the end.
 fn members(engine: &Engine<'_>, roles: impl IntoIterator<Item = Role>) -> anyhow::Result<Vec<Member<ControlClient>>> {
+    let from_elsewhere = engine.gateways.ports.is_some();
     let stage = |role| match role {
-        Role::Gateway(_) => 0,
-        Role::Tokenizer => 1,
-        Role::Scheduler(_) => 2,
+        Role::Gateway(_) if !engine.gateways.operations_only() => 0,
+        Role::Tokenizer if !from_elsewhere => 1,
+        Role::Scheduler(_) if from_elsewhere => 1,
+        Role::Tokenizer | Role::Scheduler(_) => 2,
         Role::Worker(_) => 3,
         Role::Detokenizer => 4,
+        Role::Gateway(_) => 5,
     };
     let member = |role| {
         // A Unix socket in a folder of this user: nothing is to be shown.
@@ -271,15 +272,27 @@ fn members(engine: &Engine<'_>, roles: impl IntoIterator<Item = Role>) -> anyhow
 
 /// The lines that end a start: where, what, how long, and something to try.
 fn ready_text(engine: &Engine<'_>, start: Instant, parts: &StartReport) -> String {
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(node) = engine.nodes.as_ref().filter(|nodes| !nodes.is_head()) {
+        return format!("Ready after {seconds:.2} s: {node}");
+    }
     let times: Vec<_> = parts.iter().map(|(name, time)| format!("{name} {:.2}", time.as_secs_f64())).collect();
-    let name = engine.served_name();
-    let ready = format!(
-        "Ready after {:.2} s ({}): {name} at {}",
-        start.elapsed().as_secs_f64(),
-        times.join(", "),
-        address(engine)
-    );
-    format!("{ready}\nTry it:\n  {}", example(engine))
+    let ready = format!("Ready after {seconds:.2} s ({}): {}", times.join(", "), place(engine));
+    let tried = (!engine.gateways.operations_only()).then(|| format!("\nTry it:\n  {}", example(engine)));
+    let command = engine.gateways.command(engine).map(|command| format!("\nGateways of other hosts:\n  {command}"));
+    [Some(ready), tried, command].into_iter().flatten().collect()
+}
+
+/// What is served, and where.
+fn place(engine: &Engine<'_>) -> String {
+    if let Some(node) = engine.nodes.as_ref().filter(|nodes| !nodes.is_head()) {
+        return node.to_string();
+    }
+    let (name, http) = (engine.served_name(), address(engine));
+    match engine.gateways.ports.as_ref().filter(|_| engine.gateways.operations_only()) {
+        Some(ports) => format!("{name} for gateways at {ports}; /health and /metrics at {http}"),
+        None => format!("{name} at {http}"),
+    }
 }
 
 fn address(engine: &Engine<'_>) -> String {

@@ -20,6 +20,7 @@ use super::{
     engine::{Engine, Role},
     find,
     flags::Settings,
+    gateways::Gateways,
     members,
     nodes::Nodes,
     replicas::Replicas,
@@ -96,6 +97,7 @@ impl Ground {
             program: &self.program,
             nodes: None,
             replicas: Replicas::ONE,
+            gateways: Gateways::default(),
         }
     }
 }

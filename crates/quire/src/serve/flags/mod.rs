@@ -148,6 +148,12 @@ pub fn passed_to(process: To, settings: &Settings) -> Vec<String> {
         .collect()
 }
 
+/// The flags that were given and that gateways alone have, those included that they get in another form.
+pub fn of_gateways_alone(settings: &Settings) -> impl Iterator<Item = &'static str> {
+    let alone = |flag: &&Flag| flag.to == To::GATEWAY || flag.name == "api-key";
+    FLAGS.iter().filter(alone).map(|flag| flag.name).filter(|name| settings.get(name).is_some())
+}
+
 /// A flag and its value as words of a command line.
 fn words(flag: &Flag, value: &Value) -> Vec<String> {
     let name = flag.name;

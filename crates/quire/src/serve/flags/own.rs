@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use clap::{Arg, ArgAction, Command, value_parser};
-use service_kit::values::{count, duration};
+use service_kit::{
+    GatewayPorts,
+    values::{count, duration},
+};
 
 /// Their descriptions.
 pub(super) fn command() -> Command {
@@ -11,9 +14,14 @@ pub(super) fn command() -> Command {
         Arg::new(name).long(name).value_name(value).help(help)
     };
     Command::new("serve").args([
-        flag("api-server-count", "N", "Number of gateway processes, which share the port")
-            .default_value("1")
-            .value_parser(count(1..=256_u32)),
+        flag(
+            "api-server-count",
+            "N",
+            "Number of gateway processes, which share the port; 0: those of --listen-gateways alone serve the API, and \
+             the port has /health, /metrics and /version",
+        )
+        .default_value("1")
+        .value_parser(count(0..=256_u32)),
         flag("config", "FILE", "YAML file of flags by their long names; the command line takes precedence"),
         Arg::new("data-parallel-external-lb").long("data-parallel-external-lb").action(ArgAction::SetTrue).help(
             "Serve one engine, that of --data-parallel-rank: other servers have the others, behind a load balancer",
@@ -34,6 +42,12 @@ pub(super) fn command() -> Command {
             .long("headless")
             .action(ArgAction::SetTrue)
             .help("Start workers alone, for the engine of --master-addr: of every node but the first"),
+        flag(
+            "listen-gateways",
+            "ADDRESS",
+            "Take gateways of other hosts (quire gateway --engine) at grpc://HOST:PORT and the ports behind that one",
+        )
+        .value_parser(value_parser!(GatewayPorts)),
         flag("master-addr", "HOST", "The first node's name or address, where workers of other nodes come for plans"),
         flag("master-port", "PORT", "The port there").default_value("29501").value_parser(count(1..=65_535_u16)),
         flag("nnodes", "N", "Number of nodes that the workers are spread over")

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures::{StreamExt, stream::BoxStream};
+use reqwest::header::AUTHORIZATION;
 use serde_json::Value;
 
 /// Talks to one server.
@@ -53,6 +54,14 @@ impl Client {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder().timeout(Duration::from_secs(120)).build().expect("an HTTP client");
         Self { base, http }
+    }
+
+    /// The same, presenting a key.
+    pub fn with_key(base: String, key: &str) -> anyhow::Result<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let headers = [(AUTHORIZATION, format!("Bearer {key}").parse()?)].into_iter().collect();
+        let http = reqwest::Client::builder().timeout(Duration::from_secs(120)).default_headers(headers).build()?;
+        Ok(Self { base, http })
     }
 
     /// Status of `/health`, if the server answers at all.

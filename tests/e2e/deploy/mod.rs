@@ -3,6 +3,7 @@
 mod chart;
 mod compose;
 mod containers;
+mod gateways;
 mod hosts;
 mod linters;
 mod machines;

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     net::TcpListener,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -12,11 +12,12 @@ use anyhow::{Context, bail, ensure};
 use e2e_tests::{Client, quire_binary, root};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tonic::transport::Channel;
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 /// What stands in Secrets.
 pub(super) const API_KEY: &str = "key-of-a-secret";
+
+/// Ports that an engine of one scheduler takes for gateways of their own.
+pub(super) const GATEWAY_PORTS: u16 = 4;
 
 /// How long a probe may fail; debug builds on busy machines are slow.
 const PROBED: Duration = Duration::from_secs(120);
@@ -32,6 +33,7 @@ pub(super) struct Port {
 pub(super) struct Pod {
     containers: Vec<Container>,
     pub(super) ports: Vec<Port>,
+    place: Place,
 }
 
 struct Container {
@@ -51,11 +53,9 @@ impl Pod {
     /// The same of a pod's own `spec`, as number `index` of its group.
     pub(super) async fn of(spec: &Value, folder: &Path, others: &[Port], index: u32) -> anyhow::Result<Self> {
         let containers = spec["containers"].as_array().context("containers")?;
-        let numbers = containers.iter().flat_map(|it| it["ports"].as_array().into_iter().flatten());
-        let numbers: Vec<u64> = numbers.filter_map(|port| port["containerPort"].as_u64()).collect();
-        let ports: Vec<Port> = numbers.iter().map(|number| Port::new(*number as u16)).collect::<anyhow::Result<_>>()?;
-        let all = [&ports[..], others].concat();
-        let place = Place { folder, ports: &all, index };
+        let ports = containers.iter().flat_map(|it| it["ports"].as_array().into_iter().flatten());
+        let ports: Vec<Port> = ports.map(Port::of).collect::<anyhow::Result<_>>()?;
+        let place = Place { folder: folder.to_owned(), ports: [&ports[..], others].concat(), index };
         for volume in ["run", "tmp", "models"] {
             fs::create_dir_all(folder.join(volume))?;
         }
@@ -65,7 +65,7 @@ impl Pod {
             super::tools::run(&mut command)?;
         }
         let started: anyhow::Result<Vec<_>> = containers.iter().map(|it| Container::start(it, &place)).collect();
-        Ok(Self { containers: started?, ports })
+        Ok(Self { containers: started?, ports, place })
     }
 
     /// Where a port of the manifest is.
@@ -94,6 +94,29 @@ impl Pod {
         Ok(())
     }
 
+    /// Kills its containers, as a machine that runs out of memory does, and waits until nothing of them is left.
+    pub(super) async fn kill(&mut self) -> anyhow::Result<()> {
+        for container in &mut self.containers {
+            container.child.kill()?;
+            container.child.wait()?;
+        }
+        let start = Instant::now();
+        // Their processes die with them, but not before the kernel has got round to it.
+        while self.ports.iter().any(|port| TcpListener::bind(("127.0.0.1", port.here)).is_err()) {
+            ensure!(start.elapsed() < PROBED, "a port is taken for ever");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// Starts its containers again, as the kubelet does.
+    pub(super) fn start_again(&mut self) -> anyhow::Result<()> {
+        for container in &mut self.containers {
+            *container = Container::start(&container.manifest, &self.place)?;
+        }
+        Ok(())
+    }
+
     /// Ends it as the kubelet does; every process must end well.
     pub(super) fn end(mut self) -> anyhow::Result<()> {
         for container in &self.containers {
@@ -117,15 +140,31 @@ impl Drop for Pod {
 }
 
 impl Port {
-    fn new(named: u16) -> anyhow::Result<Self> {
-        Ok(Self { named, here: TcpListener::bind("127.0.0.1:0")?.local_addr()?.port() })
+    fn of(manifest: &Value) -> anyhow::Result<Self> {
+        let named = manifest["containerPort"].as_u64().context("containerPort")?;
+        // The ports behind that one are taken, too.
+        let count = if manifest["name"] == "gateways" { GATEWAY_PORTS } else { 1 };
+        Ok(Self { named: u16::try_from(named)?, here: free(count)? })
     }
 }
 
+/// The first of so many ports that follow each other and are free.
+fn free(count: u16) -> anyhow::Result<u16> {
+    for _ in 0..100 {
+        let first = TcpListener::bind("127.0.0.1:0")?;
+        let port = first.local_addr()?.port();
+        let rest = (1..count).map(|offset| TcpListener::bind(("127.0.0.1", port.saturating_add(offset))));
+        if rest.collect::<Result<Vec<_>, _>>().is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no {count} ports in a row are free")
+}
+
 impl Container {
-    fn start(manifest: &Value, place: &Place<'_>) -> anyhow::Result<Self> {
+    fn start(manifest: &Value, place: &Place) -> anyhow::Result<Self> {
         let name = manifest["name"].as_str().context("name")?.to_owned();
-        let log = tempfile::Builder::new().prefix(&name).tempfile_in(place.folder)?.into_temp_path().keep()?;
+        let log = tempfile::Builder::new().prefix(&name).tempfile_in(&place.folder)?.into_temp_path().keep()?;
         let mut command = place.command(manifest)?;
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn()?;
         Ok(Self { name, manifest: manifest.clone(), child, log })
@@ -137,9 +176,9 @@ impl Container {
 }
 
 /// Where a pod's volumes and ports are on this machine.
-struct Place<'a> {
-    folder: &'a Path,
-    ports: &'a [Port],
+struct Place {
+    folder: PathBuf,
+    ports: Vec<Port>,
     /// The pod's number in its group.
     index: u32,
 }
@@ -157,7 +196,7 @@ fn secrets(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Place<'_> {
+impl Place {
     fn command(&self, container: &Value) -> anyhow::Result<Command> {
         let mut command = Command::new(quire_binary());
         command.env_clear();
@@ -192,7 +231,10 @@ impl Place<'_> {
 
     /// A word of a command line or a variable, with the addresses and folders of this machine.
     fn here(&self, word: &str) -> String {
-        let mut word = word.replace("0.0.0.0", "127.0.0.1").replace("chat-quire-engine", "127.0.0.1");
+        let mut word = word.replace("0.0.0.0", "127.0.0.1");
+        for service in ["chat-quire-engine-links", "chat-quire-engine"] {
+            word = word.replace(service, "127.0.0.1");
+        }
         let volumes = [
             ("/tmp", "tmp"),
             ("/run/quire", "run"),
@@ -207,7 +249,7 @@ impl Place<'_> {
                 break;
             }
         }
-        for port in self.ports {
+        for port in &self.ports {
             let bare = word.strip_suffix(&port.named.to_string()).filter(|bare| bare.ends_with([':', '=']));
             if let Some(bare) = bare {
                 return format!("{bare}{}", port.here);
@@ -241,11 +283,5 @@ async fn probed(container: &Value, probe: &Value, ports: &[Port]) -> anyhow::Res
         ensure!((200..400).contains(&status), "{status}: {text}");
         return Ok(());
     }
-    let address = format!("http://127.0.0.1:{}", here(&probe["grpc"]["port"])?);
-    let service = probe["grpc"]["service"].as_str().unwrap_or_default().to_owned();
-    let channel = Channel::from_shared(address)?.connect().await?;
-    let answer = HealthClient::new(channel).check(HealthCheckRequest { service }).await?;
-    let status = answer.into_inner().status();
-    ensure!(status == ServingStatus::Serving, "{status:?}");
-    Ok(())
+    bail!("an unknown kind of probe: {probe}")
 }

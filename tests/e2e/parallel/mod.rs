@@ -2,6 +2,6 @@
 
 mod drain;
 mod nodes;
-mod replicas;
+pub(crate) mod replicas;
 mod stages;
-mod strangers;
+pub(crate) mod strangers;

@@ -59,7 +59,7 @@ async fn statuses(answers: Answers) -> anyhow::Result<Vec<u16>> {
     Ok(statuses)
 }
 
-pub(super) async fn eventually<F: Future<Output = bool>>(
+pub(crate) async fn eventually<F: Future<Output = bool>>(
     what: &str,
     mut holds: impl FnMut() -> F,
 ) -> anyhow::Result<()> {

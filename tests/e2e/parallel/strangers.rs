@@ -124,7 +124,7 @@ impl Drop for Engine {
 }
 
 /// What the health service at a port says to one who shows nothing.
-async fn stranger(port: u16) -> anyhow::Result<Code> {
+pub(crate) async fn stranger(port: u16) -> anyhow::Result<Code> {
     let channel = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?.connect().await?;
     let asked = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
     Ok(asked.err().map_or(Code::Ok, |status| status.code()))

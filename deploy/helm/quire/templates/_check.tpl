@@ -25,7 +25,7 @@
 {{- if hasKey (default dict .engine.resources.limits) .engine.gpuResource }}
 {{- fail (printf "engine.resources.limits names %s; engine.gpus sets it" .engine.gpuResource) }}
 {{- end }}
-{{- $shared := and .cache.persistence.enabled (not .cache.existingClaim) (ne .engine.kind "StatefulSet") }}
+{{- $shared := and .cache.persistence.enabled (not .cache.existingClaim) (ne (include "quire.engineKind" $) "StatefulSet") }}
 {{- if and $shared (gt (mul .replicaCount .engine.nodes) 1) (not (has "ReadWriteMany" .cache.persistence.accessModes)) }}
 {{- fail "several pods share one claim: set cache.persistence.accessModes to [ReadWriteMany], or, for engines on one node, engine.kind to StatefulSet for a claim each" }}
 {{- end }}
@@ -64,7 +64,7 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- $kind := ternary .engine.kind "LeaderWorkerSet" (eq (int .engine.nodes) 1) }}
+{{- $kind := include "quire.engineKind" $ }}
 {{- $type := .engine.updateStrategy.type }}
 {{- if or (and (eq "Recreate" (default "" $type)) (ne $kind "Deployment")) (and (eq "OnDelete" (default "" $type)) (ne $kind "StatefulSet")) }}
 {{- fail (printf "engine.updateStrategy.type %s is none of a %s; use RollingUpdate" $type $kind) }}
@@ -81,6 +81,7 @@
   "--data-parallel-size" "engine.dataParallelSize" "-dp" "engine.dataParallelSize"
   "--nnodes" "engine.nodes" "--node-rank" "engine.nodes" "--headless" "engine.nodes" "--master-addr" "engine.nodes"
   "--master-port" "engine.masterPort" "--device" "engine.gpus"
+  "--listen-gateways" "gateway.replicas" "--engine" "gateway.replicas"
   "--link-token-file" "links.existingSecret" "--link-ssl-certfile" "links.tls.existingSecret"
   "--api-server-count" "engine.apiServerCount" "-asc" "engine.apiServerCount"
   "--shutdown-timeout" "engine.shutdownTimeout" "--log-format" "engine.logFormat"
@@ -88,9 +89,6 @@
   "--host" "service.type" "--port" "service.port" "--uds" "service.type"
   "--ssl-certfile" "ingress.tls" "--ssl-keyfile" "ingress.tls" }}
 {{- $lists := dict "engine.extraFlags" .Values.engine.extraFlags "gateway.extraFlags" .Values.gateway.extraFlags }}
-{{- range $name, $process := .Values.processes }}
-{{- $_ := set $lists (printf "processes.%s.extraFlags" $name) $process.extraFlags }}
-{{- end }}
 {{- range $value, $flags := $lists }}
 {{- range $flag := $flags }}
 {{- if regexMatch "^-[^= ]* " $flag }}
@@ -124,8 +122,11 @@
 {{- $pp := int (include "quire.pipelineParallelSize" .) }}
 {{- $nodes := int .Values.engine.nodes }}
 {{- if eq $nodes 1 }}
-{{- if or .Values.links.existingSecret .Values.links.tls.existingSecret .Values.engine.exclusiveTopology }}
-{{- fail "links and engine.exclusiveTopology are for engines on several nodes; set engine.nodes" }}
+{{- if .Values.engine.exclusiveTopology }}
+{{- fail "engine.exclusiveTopology is for engines on several nodes; set engine.nodes" }}
+{{- end }}
+{{- if and (or .Values.links.existingSecret .Values.links.tls.existingSecret) (not .Values.gateway.replicas) }}
+{{- fail "links are for engines on several nodes, and for gateways of their own; set engine.nodes or gateway.replicas" }}
 {{- end }}
 {{- else }}
 {{- if mod $pp $nodes }}
@@ -134,8 +135,8 @@
 {{- if gt (int .Values.engine.dataParallelSize) 1 }}
 {{- fail (printf "engine.dataParallelSize %d: engines on several nodes are pods of their own; use replicaCount %d, which starts that many behind one Service" (int .Values.engine.dataParallelSize) (int .Values.engine.dataParallelSize)) }}
 {{- end }}
-{{- if eq .Values.engine.kind "StatefulSet" }}
-{{- fail "engine.kind StatefulSet is for engines on one node; those on several are a LeaderWorkerSet: leave it out" }}
+{{- with .Values.engine.kind }}
+{{- fail "engine.kind is for engines on one node; those on several are a LeaderWorkerSet: leave it out" }}
 {{- end }}
 {{- if and .Values.links.tls.existingSecret (not .Values.engine.hostNetwork) }}
 {{- fail "links.tls: certificates are for addresses, and a pod's is not known ahead; set engine.hostNetwork, with a certificate of the machines' addresses" }}
@@ -145,26 +146,22 @@
 
 {{/* Gateways of their own. */}}
 {{- define "quire.checkGateways" -}}
-{{- $workers := mul (include "quire.tensorParallelSize" .) (include "quire.pipelineParallelSize" .) .Values.engine.dataParallelSize }}
 {{- with .Values }}
 {{- if .gateway.replicas }}
 {{- if or (gt (int .replicaCount) 1) .autoscaling.enabled .keda.enabled }}
 {{- fail "gateway.replicas: gateways of their own serve one engine; install a release for each engine, with replicaCount 1 and without autoscaling" }}
 {{- end }}
-{{- if and .metrics.scrapeAnnotations (gt (int .gateway.replicas) 1) }}
-{{- fail "metrics.scrapeAnnotations: each gateway also reports the engine, which would be counted several times; use metrics.podMonitor" }}
+{{- if eq .engine.kind "Deployment" }}
+{{- fail "engine.kind Deployment: with gateway.replicas there must never be two engines at once; leave it out, for a StatefulSet" }}
 {{- end }}
-{{- if gt $workers 1 }}
-{{- fail (printf "gateway.replicas: a worker would be a container that sees one GPU, and a group of %d needs to see all; use gateway.replicas 0" $workers) }}
+{{- if dig "rollingUpdateConfiguration" "maxSurge" 0 .engine.updateStrategy }}
+{{- fail "engine.updateStrategy: with gateway.replicas there must never be two engines at once; leave maxSurge out" }}
 {{- end }}
-{{- if .engine.extraFlags }}
-{{- fail "gateway.replicas: engine.extraFlags are those of `quire serve`; use gateway.extraFlags and processes.<name>.extraFlags" }}
+{{- if gt (int .engine.apiServerCount) 1 }}
+{{- fail (printf "engine.apiServerCount %d: gateways of their own serve the API; use gateway.replicas" (int .engine.apiServerCount)) }}
 {{- end }}
-{{- if and (not .model.path) (not .model.fetch.enabled) }}
-{{- fail "gateway.replicas: the engine's processes take a folder; enable model.fetch, or name one by model.path" }}
-{{- end }}
-{{- else if or .gateway.extraFlags .processes.tokenizer.extraFlags .processes.scheduler.extraFlags .processes.worker.extraFlags .processes.detokenizer.extraFlags }}
-{{- fail "gateway.extraFlags and processes.<name>.extraFlags are for gateways of their own; use engine.extraFlags, or set gateway.replicas" }}
+{{- else if .gateway.extraFlags }}
+{{- fail "gateway.extraFlags are for gateways of their own; use engine.extraFlags, or set gateway.replicas" }}
 {{- end }}
 {{- end }}
 {{- end }}

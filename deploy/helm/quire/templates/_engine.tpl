@@ -46,6 +46,7 @@ lifecycle:
 {{- with .root }}
 {{- $nodes := int .Values.engine.nodes }}
 - name: quire
+  image: {{ include "quire.engineImage" . }}
   {{- include "quire.container" . | nindent 2 }}
   args:
     - serve
@@ -79,18 +80,14 @@ lifecycle:
     {{- if $node }}
     - --headless
     {{- end }}
-    {{- with .Values.links }}
-    {{- if .existingSecret }}
-    - --link-token-file=/etc/quire/links/token
     {{- end }}
-    {{- if .tls.existingSecret }}
-    - --link-ssl-certfile=/etc/quire/tls/tls.crt
-    - --link-ssl-keyfile=/etc/quire/tls/tls.key
-    - --link-ssl-ca-certs=/etc/quire/tls/ca.crt
-    {{- end }}
-    {{- end }}
-    {{- end }}
+    {{- if .Values.gateway.replicas }}
+    - --listen-gateways=grpc://0.0.0.0:{{ include "quire.gatewayPort" . }}
+    - --api-server-count=0
+    {{- else }}
     - --api-server-count={{ .Values.engine.apiServerCount }}
+    {{- end }}
+    {{- include "quire.linkFlags" . | nindent 4 }}
     - --shutdown-timeout={{ .Values.engine.shutdownTimeout }}
     - --log-format={{ .Values.engine.logFormat }}
     {{- range .Values.engine.extraFlags }}
@@ -105,7 +102,7 @@ lifecycle:
       valueFrom: {fieldRef: {fieldPath: status.podIP}}
     {{- end }}
     {{- include "quire.hubToken" . | nindent 4 }}
-    {{- if not $node }}
+    {{- if not (or $node .Values.gateway.replicas) }}
     {{- include "quire.apiKey" . | nindent 4 }}
     {{- end }}
     {{- with .Values.engine.extraEnv }}
@@ -117,16 +114,15 @@ lifecycle:
     {{- if gt $nodes 1 }}
     - {name: links, containerPort: {{ .Values.engine.masterPort }}}
     {{- end }}
-  {{- include "quire.httpProbes" .Values.engine.probes | nindent 2 }}
+    {{- if .Values.gateway.replicas }}
+    # The first of several that follow each other.
+    - {name: gateways, containerPort: {{ include "quire.gatewayPort" . }}}
+    {{- end }}
+  {{- include "quire.httpProbes" (dict "probes" .Values.engine.probes "startup" "/health") | nindent 2 }}
   {{- include "quire.preStop" . | nindent 2 }}
   {{- end }}
   resources: {{- include "quire.resources" . | nindent 4 }}
   volumeMounts: {{- include "quire.mounts" . | nindent 4 }}
-    {{- if .Values.links.existingSecret }}
-    - {name: links, mountPath: /etc/quire/links, readOnly: true}
-    {{- end }}
-    {{- if .Values.links.tls.existingSecret }}
-    - {name: tls, mountPath: /etc/quire/tls, readOnly: true}
-    {{- end }}
+    {{- include "quire.linkMounts" . | nindent 4 }}
 {{- end }}
 {{- end }}

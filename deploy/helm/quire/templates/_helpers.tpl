@@ -47,9 +47,14 @@ prometheus.io/path: /metrics
 {{- end }}
 {{- end }}
 
-{{- define "quire.image" -}}
+{{- define "quire.engineImage" -}}
 {{- $default := printf "%s%s" .Chart.AppVersion (ternary "-cuda" "" (gt (int .Values.engine.gpus) 0)) }}
 {{- printf "%s:%s" .Values.image.repository (default $default .Values.image.tag) }}
+{{- end }}
+
+{{/* Gateways need no GPU, nor the gigabytes of its libraries. */}}
+{{- define "quire.gatewayImage" -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
 {{- end }}
 
 {{/* Stages of an engine: as asked for, else one for each node. */}}
@@ -80,12 +85,70 @@ prometheus.io/path: /metrics
 {{- end }}
 {{- end }}
 
-{{/* Where the init container puts a link to the model, for processes that take a folder. */}}
-{{- define "quire.modelFolder" -}}
-{{- if .Values.model.path }}
-{{- include "quire.model" . }}
+{{/* The name that answers carry. */}}
+{{- define "quire.servedName" -}}
+{{- if .Values.model.servedNames }}
+{{- first .Values.model.servedNames }}
+{{- else if .Values.model.path }}
+{{- base .Values.model.path }}
 {{- else }}
-{{- printf "/models/quire/%s" (include "quire.fullname" .) }}
+{{- default "wren" .Values.model.name }}
+{{- end }}
+{{- end }}
+
+{{/* What makes engines' pods. With gateways of their own there are never two at once, as a Deployment has while it rolls:
+     requests would go to one, and their answers come from the other. */}}
+{{- define "quire.engineKind" -}}
+{{- if gt (int .Values.engine.nodes) 1 -}}
+LeaderWorkerSet
+{{- else -}}
+{{ default (ternary "StatefulSet" "Deployment" (gt (int .Values.gateway.replicas) 0)) .Values.engine.kind }}
+{{- end }}
+{{- end }}
+
+{{/* The Service whose name leads to engines' pods. A LeaderWorkerSet makes one of its own name itself. */}}
+{{- define "quire.engineService" -}}
+{{ include "quire.fullname" . }}-engine{{ if gt (int .Values.engine.nodes) 1 }}-links{{ end }}
+{{- end }}
+
+{{/* Where gateways of their own reach an engine: the first of the ports. */}}
+{{- define "quire.gatewayPort" }}9001{{ end }}
+
+{{/* What the processes of an engine on several pods show each other. */}}
+{{- define "quire.linkFlags" -}}
+{{- with .Values.links }}
+{{- if .existingSecret }}
+- --link-token-file=/etc/quire/links/token
+{{- end }}
+{{- if .tls.existingSecret }}
+- --link-ssl-certfile=/etc/quire/tls/tls.crt
+- --link-ssl-keyfile=/etc/quire/tls/tls.key
+- --link-ssl-ca-certs=/etc/quire/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.linkMounts" -}}
+{{- with .Values.links }}
+{{- if .existingSecret }}
+- {name: links, mountPath: /etc/quire/links, readOnly: true}
+{{- end }}
+{{- if .tls.existingSecret }}
+- {name: tls, mountPath: /etc/quire/tls, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.linkVolumes" -}}
+{{- with .Values.links }}
+{{- if .existingSecret }}
+- name: links
+  secret: {secretName: {{ .existingSecret }}, defaultMode: 0440, items: [{key: {{ .secretKey }}, path: token}]}
+{{- end }}
+{{- with .tls.existingSecret }}
+- name: tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -131,33 +194,20 @@ prometheus.io/path: /metrics
 {{- end }}
 
 {{- define "quire.container" -}}
-image: {{ include "quire.image" . }}
 command: [/usr/bin/quire]
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext: {{- toYaml .Values.securityContext | nindent 2 }}
 {{- end }}
 
-{{/* Probes of a process that serves the gRPC health service on its control plane. */}}
-{{- define "quire.grpcProbes" -}}
-startupProbe:
-  grpc: {port: {{ .port }}}
-  {{- toYaml .probes.startup | nindent 2 }}
-readinessProbe:
-  grpc: {port: {{ .port }}}
-  {{- toYaml .probes.readiness | nindent 2 }}
-livenessProbe:
-  grpc: {port: {{ .port }}, service: live}
-  {{- toYaml .probes.liveness | nindent 2 }}
-{{- end }}
-
+{{/* `startup`: the path that answers once the container has started. */}}
 {{- define "quire.httpProbes" -}}
 startupProbe:
-  httpGet: {path: /health, port: http}
-  {{- toYaml .startup | nindent 2 }}
+  httpGet: {path: {{ .startup }}, port: http}
+  {{- toYaml .probes.startup | nindent 2 }}
 readinessProbe:
   httpGet: {path: /health, port: http}
-  {{- toYaml .readiness | nindent 2 }}
+  {{- toYaml .probes.readiness | nindent 2 }}
 livenessProbe:
   httpGet: {path: /version, port: http}
-  {{- toYaml .liveness | nindent 2 }}
+  {{- toYaml .probes.liveness | nindent 2 }}
 {{- end }}

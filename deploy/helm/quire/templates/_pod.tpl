@@ -14,8 +14,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    kubectl.kubernetes.io/default-container: {{ ternary "scheduler" "quire" (gt (int .Values.gateway.replicas) 0) }}
-    {{- if not (or $node .Values.gateway.replicas) }}
+    kubectl.kubernetes.io/default-container: quire
+    {{- if not $node }}
     {{- include "quire.scrapeAnnotations" . | nindent 4 }}
     {{- end }}
     {{- with .Values.engine.podAnnotations }}
@@ -38,20 +38,16 @@ spec:
   {{- end }}
   securityContext: {{- toYaml .Values.podSecurityContext | nindent 4 }}
   {{- include "quire.placement" (dict "placement" .Values.engine "root" .) | nindent 2 }}
-  {{- if and .Values.model.fetch.enabled (not .Values.model.path) (or .Values.model.name .Values.gateway.replicas) }}
+  {{- if and .Values.model.fetch.enabled (not .Values.model.path) .Values.model.name }}
   initContainers:
     - name: fetch
+      image: {{ include "quire.engineImage" . }}
       {{- include "quire.container" . | nindent 6 }}
       args:
         - fetch
-        {{- with .Values.model.name }}
-        - {{ . | quote }}
-        {{- end }}
+        - {{ .Values.model.name | quote }}
         {{- with .Values.model.revision }}
         - {{ printf "--revision=%s" . | quote }}
-        {{- end }}
-        {{- if .Values.gateway.replicas }}
-        - {{ printf "--link=%s" (include "quire.modelFolder" .) | quote }}
         {{- end }}
       env: {{- include "quire.env" . | nindent 8 }}
         {{- include "quire.hubToken" . | nindent 8 }}
@@ -62,11 +58,7 @@ spec:
       volumeMounts: {{- include "quire.mounts" . | nindent 8 }}
   {{- end }}
   containers:
-    {{- if .Values.gateway.replicas }}
-    {{- include "quire.processes" . | nindent 4 }}
-    {{- else }}
     {{- include "quire.serve" $ | nindent 4 }}
-    {{- end }}
   volumes:
     - {name: run, emptyDir: {medium: Memory, sizeLimit: 64Mi}}
     - {name: tmp, emptyDir: {}}
@@ -78,18 +70,11 @@ spec:
     {{- else if not .Values.cache.persistence.enabled }}
     - name: models
       emptyDir: {sizeLimit: {{ .Values.cache.emptyDirSize }}}
-    {{- else if ne .Values.engine.kind "StatefulSet" }}
+    {{- else if ne (include "quire.engineKind" .) "StatefulSet" }}
     - name: models
       persistentVolumeClaim: {claimName: {{ include "quire.fullname" . }}-models}
     {{- end }}
-    {{- with .Values.links.existingSecret }}
-    - name: links
-      secret: {secretName: {{ . }}, defaultMode: 0440, items: [{key: {{ $.root.Values.links.secretKey }}, path: token}]}
-    {{- end }}
-    {{- with .Values.links.tls.existingSecret }}
-    - name: tls
-      secret: {secretName: {{ . }}, defaultMode: 0440}
-    {{- end }}
+    {{- include "quire.linkVolumes" . | nindent 4 }}
     {{- with .Values.engine.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

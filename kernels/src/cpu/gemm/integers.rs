@@ -8,11 +8,12 @@
 //! ```
 //! So 64 bytes are four or eight k of sixteen columns, as a dot product of four bytes a lane takes them.
 //!
-//! Where inputs may be rounded, products are of integers ([`super::dots`]) and scales are kept as f16; else codes
-//! become f32 in registers, exactly the numbers that they stand for ([`super::lanes`]).
+//! Where inputs may be rounded, products are of integers ([`super::dots`], [`super::byte_tiles`]) and scales are kept
+//! as f16; else codes become f32 in registers, exactly the numbers that they stand for ([`super::lanes`]).
 
 use half::f16;
 
+use crate::cpu::gemm::digits::SPAN;
 use crate::cpu::gemm::pack::PANEL;
 use crate::cpu::runtime::memory::Shared;
 use crate::cpu::runtime::pool::Pool;
@@ -33,11 +34,10 @@ pub(crate) struct Integers {
 pub(crate) enum Arithmetic {
     /// Numbers: a weight is `(code - before) * scale - after`.
     Exact { scales: Vec<f32>, before: Vec<f32>, after: Vec<f32> },
-    /// Integers: a weight is `(code - base) * scale + add`, and scale and add are kept times `1 / unit`.
+    /// Integers: a weight is `(code - middle) * scale + add`, and scale and add are kept times `1 / unit`.
     Rounded {
-        /// k of an integer sum: 16 or 32.
+        /// k of an integer sum: 16, 32, 64 or 128.
         block: usize,
-        base: u8,
         unit: f32,
         scales: Vec<u16>,
         /// Empty where there is nothing to add.
@@ -51,15 +51,14 @@ struct Loose {
     offsets: Vec<f32>,
 }
 
-/// k of an integer sum for such groups; absent where they cannot be summed so. Codes of eight bits without groups are
-/// more precise than rounded inputs would be: these stay as they are.
+/// k of an integer sum, at least.
+pub(super) const LEAST_BLOCK: usize = 16;
+
+/// k of an integer sum for such groups; absent where they cannot be summed so.
 fn block(format: IntegerFormat) -> Option<usize> {
     match format.group {
-        ALL_COLUMNS if format.bits == CodeBits::Eight => None,
-        ALL_COLUMNS => Some(32),
-        group if group.is_multiple_of(32) => Some(32),
-        group if group.is_multiple_of(16) => Some(16),
-        _ => None,
+        ALL_COLUMNS => Some(SPAN),
+        group => Some(1 << group.trailing_zeros().min(SPAN.ilog2())).filter(|block| *block >= LEAST_BLOCK),
     }
 }
 
@@ -150,10 +149,10 @@ impl Integers {
             });
             match &self.arithmetic {
                 Arithmetic::Exact { scales, before, after } => (code - before[place]) * scales[place] - after[place],
-                Arithmetic::Rounded { base, unit, scales, adds, .. } => {
+                Arithmetic::Rounded { unit, scales, adds, .. } => {
                     let number = |values: &[u16]| f16::from_bits(values[place]).to_f32() * unit;
                     let add = if adds.is_empty() { 0.0 } else { number(adds) };
-                    (code - f32::from(*base)) * number(scales) + add
+                    (code - f32::from(self.bits.middle())) * number(scales) + add
                 }
             }
         })
@@ -193,23 +192,17 @@ impl Loose {
     }
 
     fn rounded(self, format: IntegerFormat, block: usize) -> Arithmetic {
-        let base = match (format.offsets, format.bits) {
-            (Offsets::Before, CodeBits::Eight) => CodeBits::Eight.middle(),
-            _ => format.base(),
+        let middle = f32::from(format.bits.middle());
+        let weight_of_middle = |(offset, scale): (&f32, &f32)| match format.offsets {
+            Offsets::After => (middle - f32::from(format.base())) * scale - offset,
+            _ => (middle - offset) * scale,
         };
-        let adds: Vec<f32> = match format.offsets {
-            Offsets::Middle => Vec::new(),
-            Offsets::Before => {
-                let add = |(zero, scale): (&f32, &f32)| (f32::from(base) - zero) * scale;
-                self.offsets.iter().zip(&self.scales).map(add).collect()
-            }
-            Offsets::After => self.offsets.iter().map(|offset| -offset).collect(),
-        };
+        let adds: Vec<f32> = self.offsets.iter().zip(&self.scales).map(weight_of_middle).collect();
         // A power of two brings the largest near the top of f16's range, so that none is lost at its bottom.
         let largest = self.scales.iter().chain(&adds).fold(0.0_f32, |most, value| most.max(value.abs()));
         let power = if largest.is_normal() { largest.log2().floor().clamp(-100.0, 100.0) - 14.0 } else { 0.0 };
         let unit = power.exp2();
         let halves = |values: &[f32]| values.iter().map(|value| f16::from_f32(value / unit).to_bits()).collect();
-        Arithmetic::Rounded { block, base, unit, scales: halves(&self.scales), adds: halves(&adds) }
+        Arithmetic::Rounded { block, unit, scales: halves(&self.scales), adds: halves(&adds) }
     }
 }

@@ -4,7 +4,7 @@
 use super::needs::Needs;
 use super::product::Product;
 #[cfg(target_arch = "x86_64")]
-use super::{amx, skinny};
+use super::{amx, byte_tiles, skinny};
 use super::{dots, lanes};
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::{Reserve, Shared};
@@ -19,6 +19,8 @@ pub(super) enum Job<'a> {
     Few(skinny::Job<'a>),
     #[cfg(target_arch = "x86_64")]
     Tiles(amx::Job<'a>),
+    #[cfg(target_arch = "x86_64")]
+    ByteTiles(byte_tiles::Job<'a>),
 }
 
 impl<'a> Job<'a> {
@@ -29,6 +31,12 @@ impl<'a> Job<'a> {
                 true => Self::Few(skinny::Job::new(product)),
                 false => Self::Tiles(amx::Job::new(product, threads)),
             };
+        }
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx
+            && let Some(job) = byte_tiles::Job::new(product, threads)
+        {
+            return Self::ByteTiles(job);
         }
         let _ = threads;
         if let Some(job) = dots::Job::new(isa, product) {
@@ -45,6 +53,8 @@ impl<'a> Job<'a> {
             Self::Few(job) => job.needs(),
             #[cfg(target_arch = "x86_64")]
             Self::Tiles(job) => job.needs(),
+            #[cfg(target_arch = "x86_64")]
+            Self::ByteTiles(job) => job.needs(),
         }
     }
 
@@ -62,6 +72,8 @@ impl<'a> Job<'a> {
                 Self::Few(job) => job.pack(packed),
                 #[cfg(target_arch = "x86_64")]
                 Self::Tiles(job) => job.pack(task, packed),
+                #[cfg(target_arch = "x86_64")]
+                Self::ByteTiles(job) => job.pack(task, packed),
             }
         }
     }
@@ -81,6 +93,8 @@ impl<'a> Job<'a> {
                 Self::Few(job) => job.run(task, packed),
                 #[cfg(target_arch = "x86_64")]
                 Self::Tiles(job) => job.run(task, packed, sums),
+                #[cfg(target_arch = "x86_64")]
+                Self::ByteTiles(job) => job.run(task, packed, sums),
             }
         }
         let _ = sums;

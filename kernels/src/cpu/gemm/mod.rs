@@ -5,6 +5,9 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod byte_tiles;
+mod digits;
 mod dots;
 pub(crate) mod integers;
 mod job;

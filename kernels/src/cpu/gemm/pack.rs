@@ -22,6 +22,8 @@ use crate::ops::{DType, HostMatrix, InputRounding, StackedShape, WeightFormat};
 pub(crate) const PANEL: usize = 16;
 /// k of a bf16 tile; panels are padded to it.
 pub(crate) const TILE_K: usize = 32;
+/// k of a tile of integer codes of 8 bits; their panels are padded to it.
+const CODES_K: usize = 64;
 /// Source columns packed at a time: their panel part stays in the first-level cache.
 const STRIP: usize = 64;
 
@@ -84,7 +86,7 @@ impl Packed {
     /// The same of integer codes.
     fn of_integers(pieces: &[HostMatrix<'_>], codes: IntegerFormat, compute: DType, pool: &mut Pool) -> Self {
         let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
-        let (k_padded, input, rounds) = (k.next_multiple_of(32), format.input(), compute == DType::Bf16);
+        let (k_padded, input, rounds) = (k.next_multiple_of(CODES_K), format.input(), compute == DType::Bf16);
         let region = Region::new(n.div_ceil(PANEL) * PANEL * codes.bits.row_bytes(k_padded));
         // SAFETY: the region is zeroed and this long at least; nobody else has it yet.
         let panels = unsafe {

@@ -9,7 +9,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
-    /// AVX-512 with BF16, and the bf16 tile unit.
+    /// AVX-512 with BF16 and VNNI, and the tile unit with products of bf16 and of bytes.
     Amx,
 }
 
@@ -66,16 +66,18 @@ mod x86 {
             && is_x86_feature_detected!("avx512dq")
     }
 
-    /// The processor has bf16 tiles, the kernel saves them, and it let this process use them.
+    /// The processor has tiles with both products, the kernel saves them, and it let this process use them.
     pub fn has_amx() -> bool {
         const AMX_BF16: u32 = 1 << 22;
         const AMX_TILE: u32 = 1 << 24;
+        const AMX_INT8: u32 = 1 << 25;
+        const ALL: u32 = AMX_BF16 | AMX_TILE | AMX_INT8;
         const TILE_STATE: u64 = 0b11 << 17;
-        if !is_x86_feature_detected!("avx512bf16") || __cpuid(0).eax < 7 || !is_x86_feature_detected!("xsave") {
+        let has_vectors = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
+        if !has_vectors || __cpuid(0).eax < 7 || !is_x86_feature_detected!("xsave") {
             return false;
         }
-        let features = __cpuid_count(7, 0).edx;
-        if features & (AMX_BF16 | AMX_TILE) != AMX_BF16 | AMX_TILE {
+        if __cpuid_count(7, 0).edx & ALL != ALL {
             return false;
         }
         // SAFETY: XSAVE is enabled by the operating system (checked above), so XGETBV exists and register 0 is valid.

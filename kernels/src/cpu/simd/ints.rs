@@ -30,8 +30,22 @@ pub(crate) trait Ints: Simd {
     fn dot(sum: Self::Integers, codes: Self::Integers, x: Self::Integers) -> Self::Integers;
     /// The same of `codes` of 8 bits; with 128 taken from each unless [`Ints::UNSIGNED`]. No byte of `x` is -128.
     fn dot_bytes(sum: Self::Integers, codes: Self::Integers, x: Self::Integers) -> Self::Integers;
-    /// As f32, for integers below 2^24.
+    /// As f32, rounded to the nearest.
     fn number(integers: Self::Integers) -> Self;
+    /// The nearest integers, ties to even, of numbers below 2^22.
+    fn nearest(numbers: Self) -> Self::Integers;
+    fn plus(a: Self::Integers, b: Self::Integers) -> Self::Integers;
+    fn minus(a: Self::Integers, b: Self::Integers) -> Self::Integers;
+    fn shift_left<const BITS: u32>(integers: Self::Integers) -> Self::Integers;
+    /// With the sign.
+    fn shift_right<const BITS: u32>(integers: Self::Integers) -> Self::Integers;
+    /// The sum of all lanes.
+    fn total(integers: Self::Integers) -> i32;
+    /// Stores the low byte of each lane.
+    ///
+    /// # Safety
+    /// `N` bytes are writable.
+    unsafe fn store_bytes(integers: Self::Integers, to: *mut u8);
 }
 
 /// A computation written for any [`Ints`], as [`super::Kernel`] is for any [`Simd`].
@@ -97,5 +111,34 @@ impl<const L: usize> Ints for Lanes<L> {
     #[inline(always)]
     fn number(integers: [i32; L]) -> Self {
         Self::of(integers.map(|integer| integer as f32))
+    }
+    #[inline(always)]
+    fn nearest(numbers: Self) -> [i32; L] {
+        numbers.round().lanes().map(|number| number as i32)
+    }
+    #[inline(always)]
+    fn plus(a: [i32; L], b: [i32; L]) -> [i32; L] {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+    #[inline(always)]
+    fn minus(a: [i32; L], b: [i32; L]) -> [i32; L] {
+        std::array::from_fn(|lane| a[lane] - b[lane])
+    }
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(integers: [i32; L]) -> [i32; L] {
+        integers.map(|integer| integer << BITS)
+    }
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(integers: [i32; L]) -> [i32; L] {
+        integers.map(|integer| integer >> BITS)
+    }
+    #[inline(always)]
+    fn total(integers: [i32; L]) -> i32 {
+        integers.iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(integers: [i32; L], to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[u8; L]>().write_unaligned(integers.map(|integer| integer as u8)) };
     }
 }

@@ -13,6 +13,12 @@ impl<const L: usize> Lanes<L> {
         Self(lanes)
     }
 
+    /// The lanes.
+    #[inline(always)]
+    pub(super) fn lanes(self) -> [f32; L] {
+        self.0
+    }
+
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
         let mut out = self;

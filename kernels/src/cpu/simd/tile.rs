@@ -32,6 +32,15 @@ impl TileShape {
         shape
     }
 
+    /// Of bytes: sums in tiles 0 to 3, sixteen rows of `k` activations in 4 and 5, `k` weights of sixteen columns in 6
+    /// and 7.
+    pub(crate) fn of_bytes(k: usize) -> Self {
+        let mut shape = Self::new(TILE_ROWS);
+        shape.row_bytes[4..6].fill(k as u16);
+        shape.rows[6..8].fill((k / 4) as u8);
+        shape
+    }
+
     /// # Safety
     /// The tile unit is available to this process.
     #[inline(always)]
@@ -81,6 +90,16 @@ macro_rules! multiply {
     };
 }
 
+/// `sums += activations * weights` of bytes with signs.
+macro_rules! multiply_bytes {
+    ($sums:literal, $x:literal, $w:literal) => {
+        std::arch::asm!(
+            concat!("tdpbssd tmm", $sums, ", tmm", $x, ", tmm", $w),
+            options(nostack, nomem, preserves_flags)
+        )
+    };
+}
+
 /// `tile = 0`.
 macro_rules! zero {
     ($tile:literal) => {
@@ -88,4 +107,4 @@ macro_rules! zero {
     };
 }
 
-pub(crate) use {load, multiply, store, zero};
+pub(crate) use {load, multiply, multiply_bytes, store, zero};

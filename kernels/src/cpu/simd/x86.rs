@@ -4,7 +4,7 @@
 //! of this file, into which all of this is inlined, and which are entered only after detection (see [`super::Simd`]);
 //! pointers are the caller's promise.
 
-pub(super) mod ints;
+pub(crate) mod ints;
 
 use super::{Kernel, Simd};
 use std::arch::x86_64::*;

@@ -57,6 +57,44 @@ impl Ints for Avx2 {
     fn number(integers: __m256i) -> Self {
         Self(block!(_mm256_cvtepi32_ps(integers)))
     }
+    #[inline(always)]
+    fn nearest(numbers: Self) -> __m256i {
+        block!(_mm256_cvtps_epi32(numbers.0))
+    }
+    #[inline(always)]
+    fn plus(a: __m256i, b: __m256i) -> __m256i {
+        block!(_mm256_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn minus(a: __m256i, b: __m256i) -> __m256i {
+        block!(_mm256_sub_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(integers: __m256i) -> __m256i {
+        block!(_mm256_sll_epi32(integers, _mm_cvtsi32_si128(BITS as i32)))
+    }
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(integers: __m256i) -> __m256i {
+        block!(_mm256_sra_epi32(integers, _mm_cvtsi32_si128(BITS as i32)))
+    }
+    #[inline(always)]
+    fn total(integers: __m256i) -> i32 {
+        block!({
+            let halves = _mm_add_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256::<1>(integers));
+            let pairs = _mm_hadd_epi32(halves, halves);
+            _mm_cvtsi128_si32(_mm_hadd_epi32(pairs, pairs))
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(integers: __m256i, to: *mut u8) {
+        block!({
+            // Each 128 bits hold their four bytes; no integer is beyond a byte, so nothing saturates.
+            let words = _mm256_packs_epi32(integers, integers);
+            let bytes = _mm256_packs_epi16(words, words);
+            let halves = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+            to.cast::<[i32; 2]>().write_unaligned(halves.map(|half| _mm_cvtsi128_si32(half)));
+        });
+    }
 }
 
 impl Ints for Avx512 {
@@ -94,6 +132,34 @@ impl Ints for Avx512 {
     #[inline(always)]
     fn number(integers: __m512i) -> Self {
         Self(block!(_mm512_cvtepi32_ps(integers)))
+    }
+    #[inline(always)]
+    fn nearest(numbers: Self) -> __m512i {
+        block!(_mm512_cvtps_epi32(numbers.0))
+    }
+    #[inline(always)]
+    fn plus(a: __m512i, b: __m512i) -> __m512i {
+        block!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn minus(a: __m512i, b: __m512i) -> __m512i {
+        block!(_mm512_sub_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(integers: __m512i) -> __m512i {
+        block!(_mm512_slli_epi32::<BITS>(integers))
+    }
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(integers: __m512i) -> __m512i {
+        block!(_mm512_srai_epi32::<BITS>(integers))
+    }
+    #[inline(always)]
+    fn total(integers: __m512i) -> i32 {
+        block!(_mm512_reduce_add_epi32(integers))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(integers: __m512i, to: *mut u8) {
+        block!(_mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(integers)));
     }
 }
 

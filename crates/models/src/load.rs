@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, KvScales, MatrixUse};
+use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, MatrixUse};
 use model_files::Format;
 use model_spec::{
     ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, ProjectionSpec, ScoredTokens,
@@ -23,6 +23,7 @@ use crate::quant::{self, Online, Quantized};
 use crate::runner::{self, Decoder};
 use crate::shapes;
 use crate::tp::Shard;
+use crate::weights::cache_scales::LayerScales;
 use crate::weights::{
     Checkpoint, Dummy, Loader, Measure, Names, ParamId, Resident, TensorLocation, Weights, cache_scales,
 };
@@ -287,8 +288,8 @@ impl Loading<'_> {
         }
         // In a cache that holds what is computed, numbers need no scale.
         let scales = match cache {
-            KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
-            KvDType::Float(_) => vec![KvScales::default(); spec.layers.len()],
+            KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights, device.backend.scales_cached_heads())?,
+            KvDType::Float(_) => vec![LayerScales::default(); spec.layers.len()],
         };
         let layers = stage_layers(&options.placement.stage, &spec, &names, &*weights)?;
         let mut measure = Measure::new(&*weights);

@@ -188,7 +188,7 @@ impl Load for CudaBackend {
             kv.map(&mut self.device, tokens);
         }
         self.caches.push(kv);
-        KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }
+        KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default(), head_scales: None }
     }
 
     fn new_state(&mut self, slots: usize, len: usize) -> State {

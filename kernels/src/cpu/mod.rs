@@ -17,8 +17,8 @@ pub use runtime::isa::Isa;
 pub use runtime::memory::{MachineMemory, available_memory, machine_memory};
 
 use crate::ops::{
-    self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, Heads, HostMatrix,
-    InputRounding, KvLayer, KvScales, Load, Ops,
+    self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, HeadScales, Heads,
+    HostMatrix, InputRounding, KvLayer, KvScales, Load, Ops,
 };
 use crate::ops::{ALL_COLUMNS, ColumnOrder, GroupedFormat, Levels, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
@@ -111,6 +111,13 @@ fn norm_params(vectors: &[Vec<f32>], norm: Norm) -> layers::norm::Params<'_> {
     layers::norm::Params { kind, weight: lookup(vectors, weight), bias: lookup(vectors, bias), eps }
 }
 
+/// What keys and values of a layer are divided by.
+fn cache_scales(vectors: &[Vec<f32>], kv: KvLayer) -> attention::kv::CacheScales<'_> {
+    let scales = |vector: Vector| vectors[vector.0 as usize].as_slice();
+    let heads = kv.head_scales.map(|HeadScales { key, value }| [scales(key), scales(value)]);
+    attention::kv::CacheScales { layer: kv.scales, heads }
+}
+
 fn lookup(vectors: &[Vec<f32>], vector: Option<Vector>) -> Option<&[f32]> {
     vector.map(|vector| vectors[vector.0 as usize].as_slice())
 }
@@ -190,7 +197,11 @@ impl Load for CpuBackend {
 
     fn new_kv(&mut self, shape: KvShape) -> KvLayer {
         self.caches.push(attention::kv::Kv::new(shape, self.isa));
-        KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default() }
+        KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default(), head_scales: None }
+    }
+
+    fn scales_cached_heads(&self) -> bool {
+        true
     }
 
     fn new_state(&mut self, slots: usize, len: usize) -> State {
@@ -344,7 +355,7 @@ impl Ops for CpuBackend {
         let to = attention::rope_and_cache::Target {
             kv: &self.caches[kv.memory as usize],
             table: kv.table,
-            factors: kv.scales.inverse(),
+            scales: cache_scales(&self.vectors, kv),
         };
         attention::rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, to);
     }
@@ -361,8 +372,8 @@ impl Ops for CpuBackend {
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
         let params = attention::Params {
-            layer: ops::Attention { scale: attention.scale * kv.scales.key, ..attention },
-            value_scale: kv.scales.value,
+            layer: attention,
+            scales: cache_scales(&self.vectors, kv),
             sinks: lookup(&self.vectors, attention.sinks),
             alibi: lookup(&self.vectors, attention.alibi),
             relative: lookup(&self.vectors, attention.relative.map(|bias| bias.table)),

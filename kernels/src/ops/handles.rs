@@ -36,4 +36,15 @@ pub struct KvLayer {
     pub table: u32,
     /// Of the layer's keys and values.
     pub scales: KvScales,
+    /// Of each K/V head, times those of the layer; where a device [scales heads](super::Load::scales_cached_heads).
+    pub head_scales: Option<HeadScales>,
+}
+
+/// Scales of the keys and values of each K/V head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeadScales {
+    /// Of keys.
+    pub key: Vector,
+    /// Of values.
+    pub value: Vector,
 }

@@ -29,7 +29,7 @@ pub use batch::{Batch, RowMeans, RowSelection, Sequence};
 pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};
 pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement, StageLink};
 pub use device::{Device, DeviceMemory, Timing};
-pub use handles::{Act, ExpertRouting, KvLayer, Matrix, MatrixGroup, Table, Vector};
+pub use handles::{Act, ExpertRouting, HeadScales, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::{
     ALL_COLUMNS, BlockShape, CodeBits, ColumnOrder, Encoding, GgmlBlocks, GgmlType, GroupedCodes, GroupedFormat,
     HostMatrix, InputRounding, Levels, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat, Zeros,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::{Backend, KvDType, KvLayer, KvScales};
+use kernels::ops::{Backend, HeadScales, KvDType, KvLayer};
 use model_spec::ModelSpec;
 
 use super::Layer;
@@ -11,6 +11,7 @@ use crate::cache::{Arrangement, CacheLayout, CacheSpec, Pool, arrange};
 use crate::mixer::{self, CacheBinding};
 use crate::model::Memory;
 use crate::tp::Shard;
+use crate::weights::cache_scales::LayerScales;
 
 /// KV memory and recurrent states of some layers of a model. Layers are arranged in groups over the whole model, so
 /// that all stages of a pipeline have the same block tables.
@@ -18,7 +19,8 @@ pub(super) struct Cache {
     dtype: KvDType,
     /// Of the whole model, as is the arrangement.
     specs: Vec<CacheSpec>,
-    scales: Vec<KvScales>,
+    scales: Vec<LayerScales>,
+    shard: Shard,
     arrangement: Arrangement,
     /// Which of the layers are here.
     layers: Range<usize>,
@@ -34,11 +36,11 @@ impl Cache {
         shard: Shard,
         layers: Range<usize>,
         dtype: KvDType,
-        scales: Vec<KvScales>,
+        scales: Vec<LayerScales>,
     ) -> Self {
         let specs: Vec<CacheSpec> = spec.layers.iter().map(|layer| mixer::cache_spec(&layer.mixer, shard)).collect();
         let arrangement = arrange(&specs);
-        Self { dtype, specs, scales, arrangement, layers, memories: Vec::new(), blocks: None }
+        Self { dtype, specs, scales, shard, arrangement, layers, memories: Vec::new(), blocks: None }
     }
 
     pub(super) fn layout(&self) -> CacheLayout {
@@ -65,12 +67,20 @@ impl Cache {
         for (layer, index) in layers.iter_mut().zip(self.layers.clone()) {
             let kv = self.arrangement.layers[index].and_then(|cache| {
                 let memory = self.memories[cache.memory]?;
-                Some(KvLayer { table: cache.group as u32, scales: self.scales[index], ..memory })
+                let LayerScales { all, heads } = &self.scales[index];
+                let head_scales = heads.as_ref().map(|scales| self.head_scales(scales, backend));
+                Some(KvLayer { table: cache.group as u32, scales: *all, head_scales, ..memory })
             });
             let states = self.specs[index].states.iter().map(|&len| backend.new_state(max_sequences, len)).collect();
             layer.mixer.bind_cache(CacheBinding { kv, states });
         }
         let tables = self.arrangement.groups.len();
         self.blocks = Some(Blocks { count: num_blocks, size: block_size, tables, slots: max_sequences });
+    }
+
+    /// Loads the scales of this rank's heads, of those of all ranks.
+    fn head_scales(&self, [key, value]: &[Vec<f32>; 2], backend: &mut dyn Backend) -> HeadScales {
+        let own = self.shard.kv_heads(key.len());
+        HeadScales { key: backend.load_vector(&key[own.clone()]), value: backend.load_vector(&value[own]) }
     }
 }

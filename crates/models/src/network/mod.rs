@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, KvScales, StepPreference};
+use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, StepPreference};
 use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -23,6 +23,7 @@ use crate::lora::{Adapter, AdapterLayout, LoraForm, LoraOptions};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks, wire};
 use crate::tp::Shard;
+use crate::weights::cache_scales::LayerScales;
 use crate::weights::{Resident, TensorLocation};
 pub(crate) use build::build;
 use cache::Cache;
@@ -109,7 +110,7 @@ pub(crate) struct Parts {
     /// Element type of keys and values.
     pub cache: KvDType,
     /// Scales of each layer's keys and values, of the whole model.
-    pub scales: Vec<KvScales>,
+    pub scales: Vec<LayerScales>,
     pub modules: Modules,
     pub resident: Resident,
     /// Room for adapters, where there are to be any.

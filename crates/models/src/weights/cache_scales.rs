@@ -11,20 +11,36 @@ use crate::error::LoadError;
 /// How names of scales end.
 const ENDS: [&str; 3] = [".k_scale", ".v_scale", ".kv_scale"];
 
+/// Of a layer.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub(crate) struct LayerScales {
+    pub(crate) all: KvScales,
+    /// Of the keys, and of the values, of each K/V head of the whole model.
+    pub(crate) heads: Option<[Vec<f32>; 2]>,
+}
+
 /// Each layer's scales: 1 where there are none. Fails where one cannot be used, or belongs to nothing that could use
-/// it.
-pub(crate) fn read(spec: &ModelSpec, names: &Names, weights: &dyn Weights) -> Result<Vec<KvScales>, LoadError> {
-    let mut found = Found(weights.scalars(&ENDS)?);
-    if found.0.is_empty() {
-        return Ok(vec![KvScales::default(); spec.layers.len()]);
+/// it; of heads unless the device `takes_heads`.
+pub(crate) fn read(
+    spec: &ModelSpec,
+    names: &Names,
+    weights: &dyn Weights,
+    takes_heads: bool,
+) -> Result<Vec<LayerScales>, LoadError> {
+    let mut found = Found { tensors: weights.numbers(&ENDS)?, takes_heads };
+    if found.tensors.is_empty() {
+        return Ok(vec![LayerScales::default(); spec.layers.len()]);
     }
     let layers = spec.layers.iter().enumerate();
     let scales = layers.map(|(index, layer)| match &layer.mixer {
-        MixerSpec::Attention(_) => found.of_layer(|part| names(ParamId::Layer(index, part), ParamKind::Weight).tensor),
-        _ => Ok(KvScales::default()),
+        MixerSpec::Attention(attention) => {
+            let tensor = |part| names(ParamId::Layer(index, part), ParamKind::Weight).tensor;
+            found.of_layer(attention.kv_heads, tensor)
+        }
+        _ => Ok(LayerScales::default()),
     });
     let scales = scales.collect::<Result<_, _>>()?;
-    match found.0.pop_first() {
+    match found.tensors.pop_first() {
         None => Ok(scales),
         Some((tensor, _)) => {
             Err(LoadError::CacheScale { tensor, reason: "no layer of this model keeps keys and values that it scales" })
@@ -33,11 +49,15 @@ pub(crate) fn read(spec: &ModelSpec, names: &Names, weights: &dyn Weights) -> Re
 }
 
 /// Scales in the files that no layer has taken yet.
-struct Found(BTreeMap<String, f32>);
+struct Found {
+    tensors: BTreeMap<String, Vec<f32>>,
+    /// Whether a scale for each head can be used.
+    takes_heads: bool,
+}
 
 impl Found {
     /// `tensor`: what the layer's projections are called.
-    fn of_layer(&mut self, tensor: impl Fn(LayerParam) -> String) -> Result<KvScales, LoadError> {
+    fn of_layer(&mut self, heads: usize, tensor: impl Fn(LayerParam) -> String) -> Result<LayerScales, LoadError> {
         let [key, value] = [(LayerParam::Key, "k_scale"), (LayerParam::Value, "v_scale")].map(|(part, scale)| {
             let projection = tensor(part);
             let projection = projection.rsplit_once('.').map_or("", |(path, _)| path).to_owned();
@@ -49,28 +69,44 @@ impl Found {
                 format!("{mixer}.kv_scale"),
             ]
         });
-        let alone = self.take(&value[..3])?;
-        match (self.take(&key)?, alone) {
-            (Some((_, key)), Some((_, value))) => Ok(KvScales { key, value }),
+        let alone = self.take(&value[..3], heads)?;
+        match (self.take(&key, heads)?, alone) {
+            (Some((_, key)), Some((_, value))) => Ok(LayerScales::of(key, value, heads)),
             // One scale for both.
-            (Some((_, key)), None) => Ok(KvScales { key, value: key }),
+            (Some((_, key)), None) => Ok(LayerScales::of(key.clone(), key, heads)),
             (None, Some((tensor, _))) => {
                 Err(LoadError::CacheScale { tensor, reason: "the layer has no scale of keys beside it" })
             }
-            (None, None) => Ok(KvScales::default()),
+            (None, None) => Ok(LayerScales::default()),
         }
     }
 
-    /// The first of these names that is there, and its number.
-    fn take(&mut self, names: &[String]) -> Result<Option<(String, f32)>, LoadError> {
+    /// The first of these names that is there, and its numbers: one, or one for each of `heads`.
+    fn take(&mut self, names: &[String], heads: usize) -> Result<Option<(String, Vec<f32>)>, LoadError> {
         // Files saved from a model without its head lack the first word.
         let inner = |name: &String| name.split_once('.').map(|(_, rest)| rest.to_owned());
         let mut names = names.iter().flat_map(|name| [Some(name.clone()), inner(name)]).flatten();
-        let Some((tensor, scale)) = names.find_map(|name| self.0.remove_entry(&name)) else { return Ok(None) };
+        let Some((tensor, scales)) = names.find_map(|name| self.tensors.remove_entry(&name)) else { return Ok(None) };
         // What is stored is multiplied by its inverse.
-        if scale > 0.0 && scale.is_finite() && (1.0 / scale).is_finite() {
-            return Ok(Some((tensor, scale)));
+        let is_scale = |scale: &f32| *scale > 0.0 && scale.is_finite() && (1.0 / scale).is_finite();
+        let reason = match scales.len() {
+            1 if is_scale(&scales[0]) => return Ok(Some((tensor, scales))),
+            count if count != 1 && count != heads => "it has neither one number nor one for each key/value head",
+            _ if !scales.iter().all(is_scale) => "a scale is a positive number",
+            _ if !self.takes_heads => "this device takes one scale for all heads of a layer, not one for each",
+            _ => return Ok(Some((tensor, scales))),
+        };
+        Err(LoadError::CacheScale { tensor, reason })
+    }
+}
+
+impl LayerScales {
+    /// Of one scale each, or one for each head.
+    fn of(key: Vec<f32>, value: Vec<f32>, heads: usize) -> Self {
+        if let ([key], [value]) = (&key[..], &value[..]) {
+            return Self { all: KvScales { key: *key, value: *value }, heads: None };
         }
-        Err(LoadError::CacheScale { tensor, reason: "a scale is a positive number" })
+        let by_head = |scales: Vec<f32>| if scales.len() == 1 { vec![scales[0]; heads] } else { scales };
+        Self { all: KvScales::default(), heads: Some([by_head(key), by_head(value)]) }
     }
 }

@@ -100,15 +100,12 @@ impl Weights for Checkpoint {
         Ok(Fetched::Plain(Chunk { dtype, bytes: self.tensors().cut(&tensor, slice, dtype.size())? }))
     }
 
-    fn scalars(&self, ends: &[&str]) -> Result<BTreeMap<String, f32>, LoadError> {
+    fn numbers(&self, ends: &[&str]) -> Result<BTreeMap<String, Vec<f32>>, LoadError> {
         let names = self.files.names().into_iter().filter(|name| ends.iter().any(|end| name.ends_with(end)));
-        let scalar = |name: &str| {
-            if self.tensors().find(name)?.shape.iter().product::<usize>() > 1 {
-                let reason = "a scale for each head is not supported, one for all of a layer is";
-                return Err(LoadError::CacheScale { tensor: name.to_owned(), reason });
-            }
-            Ok((name.to_owned(), self.tensors().scalar(name)?))
+        let read = |name: &str| {
+            let tensor = self.tensors().find(name)?;
+            Ok((name.to_owned(), self.tensors().numbers(&tensor)?))
         };
-        names.map(scalar).collect()
+        names.map(read).collect()
     }
 }

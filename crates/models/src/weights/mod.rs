@@ -256,8 +256,8 @@ pub(crate) trait Weights {
         let _ = (slice, dtype);
         None
     }
-    /// Tensors of one element whose names end so, where weights come from files; fails where one has more.
-    fn scalars(&self, ends: &[&str]) -> Result<BTreeMap<String, f32>, LoadError> {
+    /// The numbers of tensors whose names end so, where weights come from files.
+    fn numbers(&self, ends: &[&str]) -> Result<BTreeMap<String, Vec<f32>>, LoadError> {
         let _ = ends;
         Ok(BTreeMap::new())
     }

@@ -7,10 +7,16 @@ const VALUE: &str = "self_attn.v_scale";
 
 /// A checkpoint whose layers all have these tensors of one element.
 fn checkpoint(config: &str, scales: &[(&str, f32)]) -> tempfile::TempDir {
+    let scales: Vec<_> = scales.iter().map(|(name, scale)| (*name, vec![*scale])).collect();
+    checkpoint_by_head(config, &scales)
+}
+
+/// The same with tensors of any length.
+fn checkpoint_by_head(config: &str, scales: &[(&str, Vec<f32>)]) -> tempfile::TempDir {
     let (dir, mut tensors) = (folder(config), tensors());
     for (layer, (name, scale)) in (0..2).flat_map(|layer| scales.iter().map(move |scale| (layer, scale))) {
-        let bytes = scale.to_le_bytes().to_vec();
-        tensors.push((format!("model.layers.{layer}.{name}"), Tensor { shape: vec![], dtype: Dtype::F32, bytes }));
+        let (shape, bytes) = (vec![scale.len()], scale.iter().flat_map(|scale| scale.to_le_bytes()).collect());
+        tensors.push((format!("model.layers.{layer}.{name}"), Tensor { shape, dtype: Dtype::F32, bytes }));
     }
     write(dir.path(), "model.safetensors", &tensors);
     dir
@@ -47,6 +53,32 @@ fn scales_are_honoured() {
         let cut = with_cache(&checkpoint(CONFIG, &scales), narrow);
         assert!(distance(&cut, &plain) > 0.05, "{scales:?}: {}", distance(&cut, &plain));
     }
+}
+
+/// One for each key/value head.
+#[test]
+fn scales_of_heads_are_honoured() {
+    let narrow = Some(KvDType::E4m3);
+    let config = quantised(
+        r#"{"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"strategy": "attn_head"}}"#,
+    );
+    let by_head =
+        |key: [f32; 2], value: [f32; 2]| checkpoint_by_head(&config, &[(KEY, key.to_vec()), (VALUE, value.to_vec())]);
+    let options = LoadOptions { kv_cache_dtype: narrow, ..options(LoadFormat::Auto, (0, 1)) };
+    let same = checkpoint(CONFIG, &[(KEY, 0.125), (VALUE, 0.25)]);
+    let whole = with_cache(&same, narrow);
+    assert_eq!(with_cache(&by_head([0.125; 2], [0.25; 2]), None), whole, "fp8 is what auto means");
+    let powers = with_cache(&by_head([0.125, 2.0], [0.25, 0.5]), narrow);
+    assert!(distance(&powers, &whole) < 0.02, "{}", distance(&powers, &whole));
+    // With so small a scale hardly anything is left of one head's keys, or values.
+    for (key, value) in [([0.125, 1e-4], [0.25; 2]), ([0.125; 2], [1e-4, 0.25])] {
+        let cut = with_cache(&by_head(key, value), narrow);
+        assert!(distance(&cut, &whole) > 0.02, "{key:?} {value:?}: {}", distance(&cut, &whole));
+    }
+    let three = load(checkpoint_by_head(CONFIG, &[(KEY, vec![1.0; 3])]).path(), &options);
+    assert!(refusal(three).contains("one for each key/value head"));
+    let zero = load(checkpoint_by_head(CONFIG, &[(KEY, vec![1.0, 0.0])]).path(), &options);
+    assert!(refusal(zero).contains("positive"));
 }
 
 #[test]
@@ -97,7 +129,7 @@ fn other_quantisations_are_refused() {
             "config_groups.a.weights",
         ),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 4}}"#, "kv_cache_scheme"),
-        (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "attn_head"}}"#, "attn_head"),
+        (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "channel"}}"#, "attn_head"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"dynamic": true}}"#, "dynamic"),
         (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "dummy makes no weights as modelopt stores them"),
         (r#"{"quant_method": "hqq"}"#, "awq, bitsandbytes, compressed-tensors"),

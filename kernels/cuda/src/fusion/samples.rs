@@ -29,7 +29,7 @@ pub(crate) const INNER: View = View { ptr: 7, width: 3072, ..NORMED };
 pub(crate) const LOGITS: View = View { ptr: 8, width: 151_936, ..X };
 pub(crate) const OTHER: View = View { ptr: 9, ..X };
 
-const KV: KvLayer = KvLayer { memory: 0, table: 0, scales: SCALES };
+const KV: KvLayer = KvLayer { memory: 0, table: 0, scales: SCALES, head_scales: None };
 const SCALES: KvScales = KvScales { key: 1.0, value: 1.0 };
 const SHAPE: KvShape = KvShape {
     num_blocks: 9,

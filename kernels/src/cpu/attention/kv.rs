@@ -17,7 +17,7 @@ use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::{Region, Shared};
 use crate::cpu::runtime::pool::Pool;
 use crate::cpu::simd::Element;
-use crate::ops::{DType, KvShape};
+use crate::ops::{DType, KvScales, KvShape};
 
 /// Where a token's key and value lie.
 #[derive(Clone, Copy)]
@@ -32,6 +32,22 @@ pub(crate) struct CacheSlot {
 pub(crate) struct Scaled<'a> {
     pub(crate) numbers: &'a [f32],
     pub(crate) factor: f32,
+}
+
+/// What keys and values are divided by before they are stored, and multiplied by when they are read.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheScales<'a> {
+    pub(crate) layer: KvScales,
+    /// Of keys, and of values: one for each K/V head, times those of the layer.
+    pub(crate) heads: Option<[&'a [f32]; 2]>,
+}
+
+impl CacheScales<'_> {
+    /// Those of a head.
+    pub(crate) fn of(&self, head: usize) -> KvScales {
+        let [key, value] = self.heads.map_or([1.0; 2], |scales| scales.map(|scales| scales[head]));
+        KvScales { key: self.layer.key * key, value: self.layer.value * value }
+    }
 }
 
 /// K and V of one layer.

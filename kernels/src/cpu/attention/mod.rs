@@ -33,10 +33,9 @@ const QUERIES: usize = 64;
 /// An attention layer with its parameters looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Params<'a> {
-    /// Its scale holds that of keys.
     pub(crate) layer: ops::Attention,
-    /// What stored values are multiplied by.
-    pub(crate) value_scale: f32,
+    /// What stored keys and values are multiplied by.
+    pub(crate) scales: kv::CacheScales<'a>,
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) alibi: Option<&'a [f32]>,
     pub(crate) relative: Option<&'a [f32]>,
@@ -215,10 +214,11 @@ fn run<E: Element>(
 fn finish(call: Call<'_>, tile: &QueryTile, total: &State) {
     let heads = call.params.layer.heads;
     let group = heads.q / heads.kv;
+    let value_scale = call.params.scales.of(tile.kv_head).value;
     for query in 0..tile.rows * group {
         let head = tile.kv_head * group + query % group;
         let row = tile.sequence.first_row + tile.row + query / group;
-        let factor = total.factor(query, call.params.sinks.map(|sinks| sinks[head])) * call.params.value_scale;
+        let factor = total.factor(query, call.params.sinks.map(|sinks| sinks[head])) * value_scale;
         // SAFETY: the tile's rows times its heads belong to one task.
         let out = unsafe {
             std::slice::from_raw_parts_mut(call.out.data.at(row * call.out.width + head * heads.v_dim), heads.v_dim)

@@ -1,11 +1,11 @@
 //! Rotary embedding of q and k in place, and writing k and v to the cache.
 
-use crate::cpu::attention::kv::{CacheSlot, Kv, Scaled};
+use crate::cpu::attention::kv::{CacheScales, CacheSlot, Kv, Scaled};
 use crate::cpu::runtime::activations::View;
 use crate::cpu::runtime::batch::Batch;
 use crate::cpu::runtime::pool::Pool;
 use crate::cpu::simd::{Bf16, E4m3, Element, F16, F32};
-use crate::ops::{DType, Heads, KvDType, KvScales, Rope, RopeStyle, Vector};
+use crate::ops::{DType, Heads, KvDType, Rope, RopeStyle, Vector};
 
 /// Cosines and sines of the step's positions, computed once per kind of rope and step; layers share them.
 #[derive(Default)]
@@ -70,12 +70,12 @@ pub(crate) struct Rotation<'a> {
     pub(crate) style: RopeStyle,
 }
 
-/// Where keys and values go: a memory, one of each sequence's tables, and what they are multiplied by before.
+/// Where keys and values go: a memory, one of each sequence's tables, and what they are divided by before.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
     pub(crate) kv: &'a Kv,
     pub(crate) table: u32,
-    pub(crate) factors: KvScales,
+    pub(crate) scales: CacheScales<'a>,
 }
 
 /// See [`crate::ops::Ops::rope_and_cache`].
@@ -141,14 +141,15 @@ fn rotate(head: &mut [f32], rotation: Rotation<'_>, angles: &[f32]) {
 /// Writes rows' k and v to their slots, head by head: those of a block's head lie close together.
 fn store<E: Element>(places: &[(&[f32], CacheSlot)], heads: Heads, to: Target<'_>) {
     for head in 0..heads.kv {
+        let factors = to.scales.of(head).inverse();
         for (qkv, slot) in places {
             let (keys, values) = qkv[heads.q * heads.dim..].split_at(heads.kv * heads.dim);
             let value = (!to.kv.shape.shared).then(|| &values[head * heads.v_dim..][..heads.v_dim]);
             // SAFETY: slots of different positions and sequences differ; the scheduler shares only full blocks, which
             // nobody writes.
             unsafe {
-                let key = Scaled { numbers: &keys[head * heads.dim..][..heads.dim], factor: to.factors.key };
-                let value = value.map(|numbers| Scaled { numbers, factor: to.factors.value });
+                let key = Scaled { numbers: &keys[head * heads.dim..][..heads.dim], factor: factors.key };
+                let value = value.map(|numbers| Scaled { numbers, factor: factors.value });
                 to.kv.write::<E>(*slot, head, key, value);
             }
         }

@@ -143,13 +143,14 @@ impl<'a, E: Element> Span<'a, E> {
 
     pub(super) fn scale_queries(&mut self) {
         let heads = self.call.params.layer.heads;
+        let scale = self.call.params.layer.scale * self.call.params.scales.of(self.tile.kv_head).key;
         for query in 0..self.queries {
             let row = self.tile.sequence.first_row + self.tile.row + query / self.group;
             let head = self.tile.kv_head * self.group + query % self.group;
             // SAFETY: nobody writes qkv during attention.
             let from = unsafe { &self.call.qkv.row(row)[head * heads.dim..][..heads.dim] };
             let to = &mut self.workspace.queries[query * heads.dim..][..heads.dim];
-            to.iter_mut().zip(from).for_each(|(to, from)| *to = from * self.call.params.layer.scale);
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from * scale);
         }
     }
 }

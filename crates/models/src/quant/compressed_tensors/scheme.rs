@@ -175,10 +175,11 @@ pub(super) fn keeps_fp8(config: &ConfigFile) -> Result<bool, ConfigError> {
     let Some(scheme) = config.object("kv_cache_scheme")? else { return Ok(false) };
     let kind =
         (scheme.text_or("type", "float")?, scheme.size_or("num_bits", 8)?, scheme.text_or("strategy", "tensor")?);
-    if kind != ("float".to_owned(), 8, "tensor".to_owned()) {
+    if !matches!((&*kind.0, kind.1, &*kind.2), ("float", 8, "tensor" | "attn_head")) {
         let (kind, bits, strategy) = kind;
         let reason = format!(
-            "{kind} of {bits} bits by {strategy}: a KV cache is quantised to float of 8 bits by tensor, or not at all"
+            "{kind} of {bits} bits by {strategy}: a KV cache is quantised to float of 8 bits by tensor or attn_head, \
+             or not at all"
         );
         return Err(scheme.unsupported("strategy", &reason));
     }

@@ -1,7 +1,9 @@
 """Writes a GGUF with random weights in the shape of a config.json, for timing llama.cpp on the same shape.
 
     python3 -m pip install gguf numpy
-    python3 xtask/scripts/random_gguf.py CONFIG.json OUT.gguf {bf16|f32}
+    python3 xtask/scripts/random_gguf.py CONFIG.json OUT.gguf {bf16|f32|q4_0|q4_1|q8_0|q4_k|q6_k} [EMBEDDINGS]
+
+EMBEDDINGS is the type of the embeddings, which are the head too, where it is another.
 """
 
 import json
@@ -10,8 +12,10 @@ import sys
 import gguf
 import numpy as np
 
-config, out, dtype = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
-kind = {"bf16": gguf.GGMLQuantizationType.BF16, "f32": gguf.GGMLQuantizationType.F32}[dtype]
+config, out, of_layers = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
+of_embeddings = sys.argv[4] if len(sys.argv) > 4 else of_layers
+# Of packed types: where a block's numbers of 16 bits lie.
+halves = {"q4_0": [0], "q4_1": [0, 2], "q8_0": [0], "q4_k": [0, 2], "q6_k": [208]}
 random = np.random.default_rng(0)
 hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
 heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -34,7 +38,21 @@ writer.add_vocab_size(vocab)
 writer.add_tokenizer_model("no_vocab")
 
 
-def matrix(name, rows, cols):
+def blocks(rows, cols, dtype):
+    """Random codes whose scales and offsets are small numbers."""
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows, cols // elements, size), dtype=np.uint8)
+    for at in halves[dtype]:
+        data[:, :, at + 1] = data[:, :, at + 1] & 0x83 | 0x10
+    return data.reshape(rows, -1)
+
+
+def matrix(name, rows, cols, dtype=of_layers):
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    if dtype in halves:
+        writer.add_tensor(name, blocks(rows, cols, dtype), raw_dtype=kind)
+        return
     data = (random.standard_normal((rows, cols), dtype=np.float32) / np.sqrt(cols)).astype(np.float32)
     if dtype == "bf16":
         data = (data.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(rows, cols * 2)
@@ -45,7 +63,7 @@ def ones(name):
     writer.add_tensor(name, np.ones(hidden, dtype=np.float32))
 
 
-matrix("token_embd.weight", vocab, hidden)
+matrix("token_embd.weight", vocab, hidden, of_embeddings)
 ones("output_norm.weight")
 for layer in range(layers):
     prefix = f"blk.{layer}."

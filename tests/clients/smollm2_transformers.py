@@ -19,10 +19,17 @@ PROMPTS = ["The capital of France is", "def add(a, b):", "Once upon a time there
 
 path = Path(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).to(torch.float32).eval()
+# The file has no head of its own, which not every version of transformers makes of it.
+model.lm_head.weight = model.get_input_embeddings().weight
 cases = []
 for prompt in PROMPTS:
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    said = model.generate(ids, max_new_tokens=24, do_sample=False)[0].tolist()
-    cases.append({"prompt": ids[0].tolist(), "tokens": said[ids.shape[1] :]})
+    ids = tokenizer(prompt).input_ids
+    said, new, cache = [], ids, None
+    with torch.no_grad():
+        for _ in range(24):
+            step = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+            cache, new = step.past_key_values, [int(step.logits[0, -1].argmax())]
+            said += new
+    cases.append({"prompt": ids, "tokens": said})
 json.dump(cases, sys.stdout)

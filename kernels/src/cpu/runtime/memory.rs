@@ -2,6 +2,11 @@
 
 use std::ptr::NonNull;
 
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
+/// Regions from this size on are whole huge pages. (Small matrices are many, and each lookup of a page costs.)
+const HUGE_FROM: usize = HUGE / 4;
+
 /// A zeroed anonymous mapping. Pages that nobody touched cost nothing.
 pub(crate) struct Region {
     base: NonNull<u8>,
@@ -17,22 +22,11 @@ impl Region {
     /// Maps `bytes` zero bytes, aligned to a page. Panics when the address space has no room, as `Vec` does.
     pub(crate) fn new(bytes: usize) -> Self {
         let bytes = bytes.max(64);
-        // SAFETY: a private anonymous mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        assert!(base != libc::MAP_FAILED, "no address space for {bytes} bytes: {}", std::io::Error::last_os_error());
+        let base = if bytes < HUGE_FROM { map(bytes) } else { map_huge(mapped(bytes)) };
         // Advice only: without huge pages everything works, slower.
         // SAFETY: the range is the mapping just made.
-        unsafe { libc::madvise(base, bytes, libc::MADV_HUGEPAGE) };
-        Self { base: NonNull::new(base.cast()).expect("mmap never returns null"), bytes }
+        unsafe { libc::madvise(base.as_ptr().cast(), mapped(bytes), libc::MADV_HUGEPAGE) };
+        Self { base, bytes }
     }
 
     /// First byte.
@@ -49,7 +43,42 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `new` with this length and is not used after this.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+        unsafe { libc::munmap(self.base.as_ptr().cast(), mapped(self.bytes)) };
+    }
+}
+
+/// What a region of `bytes` bytes maps.
+fn mapped(bytes: usize) -> usize {
+    if bytes < HUGE_FROM { bytes } else { bytes.next_multiple_of(HUGE) }
+}
+
+fn map(bytes: usize) -> NonNull<u8> {
+    // SAFETY: a private anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    assert!(base != libc::MAP_FAILED, "no address space for {bytes} bytes: {}", std::io::Error::last_os_error());
+    NonNull::new(base.cast()).expect("mmap never returns null")
+}
+
+/// The same of whole huge pages, aligned to one: cut out of a mapping that is larger by a huge page.
+fn map_huge(bytes: usize) -> NonNull<u8> {
+    let base = map(bytes + HUGE);
+    let before = base.as_ptr().align_offset(HUGE);
+    // SAFETY: both parts belong to the mapping just made, and nobody uses them; the rest is `bytes` long.
+    unsafe {
+        if before > 0 {
+            libc::munmap(base.as_ptr().cast(), before);
+        }
+        libc::munmap(base.as_ptr().add(before + bytes).cast(), HUGE - before);
+        base.add(before)
     }
 }
 
@@ -141,6 +170,7 @@ mod tests {
         // SAFETY: the region is a megabyte and nobody writes it.
         let bytes = unsafe { std::slice::from_raw_parts(region.ptr(), region.len()) };
         assert!(bytes.iter().all(|&byte| byte == 0));
+        assert_eq!(region.ptr() as usize % HUGE, 0);
     }
 
     #[test]

@@ -103,8 +103,7 @@ impl Function for Silu {
 impl Function for Gelu {
     #[inline(always)]
     fn apply<S: Simd>(x: S) -> S {
-        let tail = math::erfc(x.mul(S::splat(-std::f32::consts::FRAC_1_SQRT_2)));
-        x.mul(S::splat(0.5)).mul(tail)
+        math::gelu(x)
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod math;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tile;
+pub(crate) mod transpose;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
@@ -38,8 +39,13 @@ pub(crate) trait Simd: Copy {
     fn min(self, other: Self) -> Self;
     /// Nearest integer, ties to even.
     fn round(self) -> Self;
-    /// `2^self` for integers in `-126..=127`.
+    /// `2^self` for integers in `-126..=127`, 0 of -127.
     fn exp2_int(self) -> Self;
+    /// `self * 2^n` for integers `n` up to 127; what would not be a normal number may become zero.
+    #[inline(always)]
+    fn mul_exp2(self, n: Self) -> Self {
+        self.mul(Self::splat(-127.0).max(n).exp2_int())
+    }
     /// Lanes where `probe < limit` become zero.
     fn zero_where_less(self, probe: Self, limit: Self) -> Self;
     /// Lanes where `probe < limit` become `other`'s.
@@ -54,6 +60,12 @@ pub(crate) trait Simd: Copy {
     /// Asks for a cache line in the second-level cache; any address will do.
     #[inline(always)]
     fn prefetch(_line: *const u8) {}
+    /// Asks for a cache line in the first-level cache; any address will do.
+    #[inline(always)]
+    fn prefetch_near(_line: *const u8) {}
+    /// Asks for a cache line that will be written to; any address will do.
+    #[inline(always)]
+    fn prefetch_write(_line: *const u8) {}
 
     /// # Safety
     /// `N` elements are readable.

@@ -111,6 +111,15 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
     }
     #[inline(always)]
+    fn prefetch_near(line: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    }
+    #[inline(always)]
+    fn prefetch_write(line: *const u8) {
+        fetch_to_write(line);
+    }
+    #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         vector!(_mm256_loadu_ps(from))
     }
@@ -215,6 +224,10 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
+    fn mul_exp2(self, n: Self) -> Self {
+        vector!(_mm512_scalef_ps(self.0, n.0))
+    }
+    #[inline(always)]
     fn zero_where_less(self, probe: Self, limit: Self) -> Self {
         vector!(_mm512_maskz_mov_ps(!_mm512_cmp_ps_mask::<_CMP_LT_OQ>(probe.0, limit.0), self.0))
     }
@@ -245,6 +258,15 @@ impl Simd for Avx512 {
     fn prefetch(line: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+    }
+    #[inline(always)]
+    fn prefetch_near(line: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    }
+    #[inline(always)]
+    fn prefetch_write(line: *const u8) {
+        fetch_to_write(line);
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -309,6 +331,13 @@ impl Simd for Avx512 {
             _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(mask as i32)))
         })
     }
+}
+
+/// The instruction is spelled out: `_mm_prefetch` fetches to read where the compiler was not told of it.
+#[inline(always)]
+fn fetch_to_write(line: *const u8) {
+    // SAFETY: a prefetch never faults, and processors without this one do nothing.
+    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, readonly, preserves_flags)) };
 }
 
 /// Runs a kernel with AVX2 vectors.

@@ -357,7 +357,7 @@ impl Ops for CpuBackend {
             table: kv.table,
             scales: cache_scales(&self.vectors, kv),
         };
-        attention::rope_and_cache::rope_and_cache(&mut self.pool, qkv, heads, rotation, &self.batch, to);
+        attention::rope_and_cache::rope_and_cache(self.isa, &mut self.pool, qkv, heads, rotation, &self.batch, to);
     }
 
     fn attention(

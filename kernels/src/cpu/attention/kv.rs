@@ -16,7 +16,8 @@
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::{Region, Shared};
 use crate::cpu::runtime::pool::Pool;
-use crate::cpu::simd::Element;
+use crate::cpu::simd::transpose::transpose;
+use crate::cpu::simd::{Element, F32};
 use crate::ops::{DType, KvScales, KvShape};
 
 /// Where a token's key and value lie.
@@ -123,6 +124,28 @@ impl Kv {
             let at = if self.paired { (slot / 2 * v_head_dim + dim) * 2 + slot % 2 } else { slot * v_head_dim + dim };
             // SAFETY: as above.
             unsafe { *values.add(at) = E::encode(x * value_factor) };
+        }
+    }
+
+    /// Writes keys of a head, and values where they are stored, to slots from `first` on: numbers of a cache of f32, as
+    /// they are.
+    ///
+    /// # Safety
+    /// Nobody else uses these slots meanwhile.
+    pub(crate) unsafe fn write_plain(&self, isa: Isa, first: CacheSlot, head: usize, [keys, values]: [&[&[f32]]; 2]) {
+        let CacheSlot { block, slot } = first;
+        let KvShape { block_size, head_dim, v_head_dim, shared, .. } = self.shape;
+        assert!(slot + keys.len() <= block_size && keys.iter().all(|key| key.len() == head_dim), "keys of a block");
+        // SAFETY: slots and dimensions are inside this head of this block (checked); the rest is the caller's promise.
+        unsafe { transpose(isa, keys, self.keys::<F32>(block, head).add(slot), block_size) };
+        if shared {
+            return;
+        }
+        let to = self.values::<F32>(block, head);
+        for (slot, value) in (slot..).zip(values) {
+            assert!(slot < block_size && value.len() == v_head_dim, "values of a block");
+            // SAFETY: as above.
+            unsafe { to.add(slot * v_head_dim).copy_from_nonoverlapping(value.as_ptr(), v_head_dim) };
         }
     }
 

@@ -9,6 +9,7 @@
 pub(crate) mod kv;
 mod relative;
 pub(crate) mod rope_and_cache;
+mod softmax;
 mod span;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -19,7 +20,7 @@ use crate::cpu::runtime::batch::{Batch, Sequence};
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
 use crate::cpu::runtime::pool::Pool;
-use crate::cpu::simd::{Bf16, E4m3, Element, F16, F32, vectorize_dividing};
+use crate::cpu::simd::{Bf16, E4m3, Element, F16, F32, Kernel, Simd, vectorize, vectorize_dividing};
 use crate::ops::{self, DType, KvDType};
 use span::{Span, State};
 
@@ -98,7 +99,7 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
         let workspace = unsafe { &mut *workspaces.at(thread) };
         #[cfg(target_arch = "x86_64")]
         if call.kv.paired {
-            return crate::cpu::simd::vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
+            return vectorize(isa, tiles::TileSpan(Span::new(call, *tile, span, workspace, state)));
         }
         match call.kv.shape.dtype {
             KvDType::Float(DType::F32) => run::<F32>(isa, call, tile, span, workspace, state),
@@ -125,17 +126,25 @@ pub(crate) fn attention(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, call: 
         let tile = &tiles[tiles.len() - 1 - index];
         // SAFETY: each thread has its own two states.
         let (total, part) = unsafe { (&mut *states.at(thread * 2), &mut *states.at(thread * 2 + 1)) };
-        total.clear(tile.rows * group);
-        for (piece, span) in call.spans(tile).enumerate() {
-            if spread {
+        let spans = call.spans(tile);
+        let single = spans.len() == 1;
+        if !single {
+            total.clear(tile.rows * group);
+        }
+        for (piece, span) in spans.enumerate() {
+            let state: &State = if spread {
                 // SAFETY: pieces are complete, and each belongs to one tile.
-                total.fold(unsafe { &*states.at(threads * 2 + tile.first_piece + piece) }, tile.rows * group);
+                unsafe { &*states.at(threads * 2 + tile.first_piece + piece) }
             } else {
                 compute(tile, span, thread, part);
-                total.fold(part, tile.rows * group);
+                part
+            };
+            if single {
+                return vectorize(isa, Finish { call, tile, total: state });
             }
+            total.fold(state, tile.rows * group);
         }
-        finish(call, tile, total);
+        vectorize(isa, Finish { call, tile, total });
     });
 }
 
@@ -211,18 +220,32 @@ fn run<E: Element>(
 }
 
 /// Adds the sinks, divides by the sum of weights and writes the tile's rows.
-fn finish(call: Call<'_>, tile: &QueryTile, total: &State) {
-    let heads = call.params.layer.heads;
-    let group = heads.q / heads.kv;
-    let value_scale = call.params.scales.of(tile.kv_head).value;
-    for query in 0..tile.rows * group {
-        let head = tile.kv_head * group + query % group;
-        let row = tile.sequence.first_row + tile.row + query / group;
-        let factor = total.factor(query, call.params.sinks.map(|sinks| sinks[head])) * value_scale;
-        // SAFETY: the tile's rows times its heads belong to one task.
-        let out = unsafe {
-            std::slice::from_raw_parts_mut(call.out.data.at(row * call.out.width + head * heads.v_dim), heads.v_dim)
-        };
-        out.iter_mut().zip(total.values(query)).for_each(|(out, sum)| *out = sum * factor);
+struct Finish<'a> {
+    call: Call<'a>,
+    tile: &'a QueryTile,
+    total: &'a State,
+}
+
+impl Kernel for Finish<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { call, tile, total } = self;
+        let heads = call.params.layer.heads;
+        let group = heads.q / heads.kv;
+        let value_scale = call.params.scales.of(tile.kv_head).value;
+        for query in 0..tile.rows * group {
+            let head = tile.kv_head * group + query % group;
+            let row = tile.sequence.first_row + tile.row + query / group;
+            let factor = total.factor(query, call.params.sinks.map(|sinks| sinks[head])) * value_scale;
+            let sums = total.values(query).as_ptr();
+            // SAFETY: the tile's rows times its heads belong to one task, and `v_dim` columns to each.
+            unsafe {
+                let out = call.out.data.at(row * call.out.width + head * heads.v_dim);
+                for col in (0..heads.v_dim).step_by(S::N) {
+                    let count = S::N.min(heads.v_dim - col);
+                    S::load_up_to(sums.add(col), count).mul(S::splat(factor)).store_up_to(out.add(col), count);
+                }
+            }
+        }
     }
 }

@@ -3,7 +3,9 @@
 use crate::cpu::attention::kv::{CacheScales, CacheSlot, Kv, Scaled};
 use crate::cpu::runtime::activations::View;
 use crate::cpu::runtime::batch::Batch;
+use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::pool::Pool;
+use crate::cpu::simd::transpose::MOST_ROWS;
 use crate::cpu::simd::{Bf16, E4m3, Element, F16, F32};
 use crate::ops::{DType, Heads, KvDType, Rope, RopeStyle, Vector};
 
@@ -80,6 +82,7 @@ pub(crate) struct Target<'a> {
 
 /// See [`crate::ops::Ops::rope_and_cache`].
 pub(crate) fn rope_and_cache(
+    isa: Isa,
     pool: &mut Pool,
     qkv: View,
     heads: Heads,
@@ -92,7 +95,7 @@ pub(crate) fn rope_and_cache(
     for sequence in &batch.sequences {
         shape.check_blocks(sequence.start + sequence.num_rows, batch.blocks(sequence, table).len());
     }
-    qkv.for_rows(pool, 4, &|rows| {
+    qkv.for_rows(pool, 4, MOST_ROWS, &|rows| {
         let mut places = Vec::with_capacity(rows.len());
         for row in rows {
             let Some(sequence) = batch.owner(row) else { continue };
@@ -108,6 +111,7 @@ pub(crate) fn rope_and_cache(
             places.push((&*qkv, CacheSlot { block, slot: position % shape.block_size }));
         }
         match shape.dtype {
+            KvDType::Float(DType::F32) if to.factors == KvScales::default() => store_plain(isa, &places, heads, to.kv),
             KvDType::Float(DType::F32) => store::<F32>(&places, heads, to),
             KvDType::Float(DType::Bf16) => store::<Bf16>(&places, heads, to),
             KvDType::Float(DType::F16) => store::<F16>(&places, heads, to),
@@ -152,6 +156,26 @@ fn store<E: Element>(places: &[(&[f32], CacheSlot)], heads: Heads, to: Target<'_
                 let value = value.map(|numbers| Scaled { numbers, factor: factors.value });
                 to.kv.write::<E>(*slot, head, key, value);
             }
+        }
+    }
+}
+
+/// The same of numbers that are stored as they are: rows of neighbouring slots together.
+fn store_plain(isa: Isa, places: &[(&[f32], CacheSlot)], heads: Heads, kv: &Kv) {
+    let neighbours = |(_, a): &(_, CacheSlot), (_, b): &(_, CacheSlot)| a.block == b.block && a.slot + 1 == b.slot;
+    let (first_key, first_value) = (heads.q * heads.dim, (heads.q + heads.kv) * heads.dim);
+    for run in places.chunk_by(neighbours).flat_map(|run| run.chunks(MOST_ROWS)) {
+        let (slot, count) = (run[0].1, run.len());
+        for head in 0..heads.kv {
+            let (mut keys, mut values) = ([&[][..]; MOST_ROWS], [&[][..]; MOST_ROWS]);
+            for (index, (row, _)) in run.iter().enumerate() {
+                keys[index] = &row[first_key + head * heads.dim..][..heads.dim];
+                if !kv.shape.shared {
+                    values[index] = &row[first_value + head * heads.v_dim..][..heads.v_dim];
+                }
+            }
+            // SAFETY: as in `store`.
+            unsafe { kv.write_plain(isa, slot, head, [&keys[..count], &values[..count]]) };
         }
     }
 }

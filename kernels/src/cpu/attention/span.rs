@@ -1,19 +1,17 @@
-//! One span of keys for one tile of queries: scores, online softmax, weighted sum.
+//! One span of keys for one tile of queries: scores, online softmax (see `softmax.rs`), weighted sum.
 
-use super::relative::by_distance;
 use super::{Call, QueryTile, SPAN, TILE};
 use crate::cpu::runtime::memory::Reserve;
-use crate::cpu::simd::{Element, Kernel, Simd, math};
-use crate::ops::Mask;
+use crate::cpu::simd::{Element, Kernel, Simd};
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A running softmax for each query of a tile.
 pub(super) struct State {
     /// Largest score; minus infinity while nothing was seen.
-    highest: Vec<f32>,
+    pub(super) highest: Vec<f32>,
     /// Sum of `e^(score - highest)`.
-    weight: Vec<f32>,
+    pub(super) weight: Vec<f32>,
     /// Sum of values with these weights, `[queries][v_dim]`.
     pub(super) sums: Vec<f32>,
     v_dim: usize,
@@ -77,6 +75,8 @@ pub(super) struct Workspace {
     pub(super) queries: Vec<f32>,
     /// Scores, then weights, `[queries][TILE]`.
     pub(super) scores: Vec<f32>,
+    /// Largest score of each query with a tile; minus infinity where it sees nothing.
+    pub(super) highest: Vec<f32>,
     /// What a tile multiplies a query's sums by.
     pub(super) decay: Vec<f32>,
     /// Operands of the tile unit, or values turned around.
@@ -89,6 +89,7 @@ impl Workspace {
         let queries = queries.next_multiple_of(16);
         self.queries.resize(queries * dim, 0.0);
         self.scores.resize(queries * TILE, 0.0);
+        self.highest.resize(queries, 0.0);
         self.decay.resize(queries, 0.0);
     }
 }
@@ -131,7 +132,7 @@ impl<'a, E: Element> Span<'a, E> {
 
     /// Position of a query.
     #[inline(always)]
-    fn position(&self, query: usize) -> usize {
+    pub(super) fn position(&self, query: usize) -> usize {
         self.tile.sequence.start + self.tile.row + query / self.group
     }
 
@@ -141,6 +142,7 @@ impl<'a, E: Element> Span<'a, E> {
         self.call.lowest(self.position(0)).max(self.span * SPAN)..end.min((self.span + 1) * SPAN)
     }
 
+    #[inline(always)]
     pub(super) fn scale_queries(&mut self) {
         let heads = self.call.params.layer.heads;
         let scale = self.call.params.layer.scale * self.call.params.scales.of(self.tile.kv_head).key;
@@ -165,9 +167,7 @@ impl<E: Element> Kernel for Span<'_, E> {
         while tile < seen.end {
             let tokens = seen.start.max(tile) - tile..seen.end.min(tile + TILE) - tile;
             self.score_tile::<S>(tile, tokens.clone());
-            for query in 0..self.queries {
-                self.weigh::<S>(tile, query);
-            }
+            self.weigh::<S>(tile);
             self.sum_tile::<S>(tile, tokens);
             tile += TILE;
         }
@@ -224,11 +224,13 @@ impl<E: Element> Span<'_, E> {
         // SAFETY: the caller's promise; a tile of scores holds all vectors.
         unsafe {
             let queries = self.workspace.queries.as_ptr().add(query * dim);
+            let mut line = 0;
             for d in 0..dim {
                 let mut k = [S::splat(0.0); 4];
                 for (k, keys) in k.iter_mut().zip(keys) {
-                    *k = E::load(keys.add(d * stride));
+                    *k = E::load(keys.add(line));
                 }
+                line += stride;
                 for (q, sums) in sums.iter_mut().enumerate() {
                     let x = S::splat(*queries.add(q * dim + d));
                     for (sum, k) in sums.iter_mut().zip(k) {
@@ -244,107 +246,6 @@ impl<E: Element> Span<'_, E> {
             }
         }
         Q
-    }
-
-    /// Turns a query's scores into weights, and updates its running softmax.
-    #[inline(always)]
-    pub(super) fn weigh<S: Simd>(&mut self, tile: usize, query: usize) {
-        let position = self.position(query);
-        let first = self.call.lowest(position).saturating_sub(tile);
-        let end = self.call.end(&self.tile.sequence, position).saturating_sub(tile).min(TILE);
-        let scores = self.workspace.scores[query * TILE..][..TILE].as_mut_ptr();
-        if first >= end {
-            // SAFETY: the query's tile of scores.
-            unsafe { scores.write_bytes(0, TILE) };
-            self.workspace.decay[query] = 1.0;
-            return;
-        }
-        let highest = self.mask::<S>(scores, tile, query, first..end);
-        let before = self.state.highest[query];
-        let highest = if before > highest { before } else { highest };
-        let mut sum = S::splat(0.0);
-        for i in (0..TILE).step_by(S::N) {
-            // SAFETY: vectors of the query's tile of scores.
-            unsafe {
-                let mut weight = math::exp(S::load(scores.add(i)).sub(S::splat(highest)));
-                if self.call.kv.paired {
-                    // The tile unit will take them so; their sum shall be of the same numbers.
-                    weight = weight.round_to_bf16();
-                }
-                weight.store(scores.add(i));
-                sum = sum.add(weight);
-            }
-        }
-        let decay = (before - highest).exp();
-        self.state.highest[query] = highest;
-        self.state.weight[query] = self.state.weight[query] * decay + sum.sum();
-        self.workspace.decay[query] = decay;
-    }
-
-    /// Caps and biases scores, hides those outside `visible`, and returns the largest.
-    #[inline(always)]
-    fn mask<S: Simd>(&self, scores: *mut f32, tile: usize, query: usize, visible: Range<usize>) -> f32 {
-        const INDEX: [f32; TILE] = {
-            let mut index = [0.0; TILE];
-            let mut i = 0;
-            while i < TILE {
-                index[i] = i as f32;
-                i += 1;
-            }
-            index
-        };
-        let hidden = S::splat(f32::NEG_INFINITY);
-        let params = &self.call.params;
-        if visible == (0..TILE)
-            && params.layer.soft_cap.is_none()
-            && params.alibi.is_none()
-            && params.relative.is_none()
-        {
-            let mut highest = hidden;
-            for i in (0..TILE).step_by(S::N) {
-                // SAFETY: vectors of the query's tile of scores.
-                highest = highest.max(unsafe { S::load(scores.add(i)) });
-            }
-            return highest.largest();
-        }
-        let (first, last) = (S::splat(visible.start as f32), S::splat((visible.end - 1) as f32));
-        let head = self.tile.kv_head * self.group + query % self.group;
-        let slope = self.call.params.alibi.map_or(0.0, |slopes| slopes[head]);
-        let origin = S::splat((self.position(query) as i64 - tile as i64) as f32);
-        let (both, zero) = (self.call.params.layer.mask == Mask::Bidirectional, S::splat(0.0));
-        let relative = self.relative(head);
-        let nearest = tile as i64 - self.position(query) as i64;
-        let mut highest = hidden;
-        for i in (0..TILE).step_by(S::N) {
-            // SAFETY: vectors of the query's tile of scores, and of the index.
-            unsafe {
-                let index = S::load(INDEX.as_ptr().add(i));
-                let mut score = S::load(scores.add(i));
-                if let Some(cap) = self.call.params.layer.soft_cap {
-                    score = math::tanh(score.mul(S::splat(1.0 / cap))).mul(S::splat(cap));
-                }
-                if slope != 0.0 {
-                    let ahead = index.sub(origin);
-                    // Minus the distance, either way.
-                    let distance = if both { zero.sub(ahead.max(zero.sub(ahead))) } else { ahead };
-                    score = distance.fma(S::splat(slope), score);
-                }
-                if let Some(biases) = relative {
-                    score = score.add(by_distance::<S>(biases, nearest + i as i64));
-                }
-                score = score.replace_where_less(index, first, hidden).replace_where_less(last, index, hidden);
-                score.store(scores.add(i));
-                highest = highest.max(score);
-            }
-        }
-        highest.largest()
-    }
-
-    /// A head's learned biases by distance, where the layer has some.
-    #[inline(always)]
-    fn relative(&self, head: usize) -> Option<&[f32]> {
-        let width = 2 * self.call.params.layer.relative?.reach + 1;
-        self.call.params.relative.map(|table| &table[head * width..][..width])
     }
 
     /// The tile's tokens block by block: first token, block's number in the table, slot of the token, how many.
@@ -410,6 +311,11 @@ impl<E: Element> Span<'_, E> {
             // SAFETY: that many queries are left, and the runs' values have `v_dim` dimensions.
             unsafe {
                 query += match self.queries - query {
+                    8.. if S::N == 16 && v_dim == 2 * S::N => {
+                        // Eight sums would not keep both multipliers busy.
+                        self.sum::<S, 8, 2>(query, 0, runs);
+                        8
+                    }
                     4.. => self.sum_queries::<S, 4>(query, runs),
                     2.. => self.sum_queries::<S, 2>(query, runs),
                     _ => self.sum_queries::<S, 1>(query, runs),

@@ -50,9 +50,7 @@ impl Kernel for TileSpan<'_> {
             while tile < seen.end {
                 let tokens = seen.start.max(tile) - tile..seen.end.min(tile + TILE) - tile;
                 self.score(operands, tile, tokens.clone());
-                for query in 0..self.0.queries {
-                    self.0.weigh::<S>(tile, query);
-                }
+                self.0.weigh::<S>(tile);
                 self.pack_weights::<S>(operands);
                 let values = match self.values_in_place(tile, tokens.clone()) {
                     Some(values) => values,

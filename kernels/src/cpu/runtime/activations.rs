@@ -121,14 +121,16 @@ impl View {
 
     /// Runs `body` for every row, in tasks of a few rows; `cost` is the work of one element in multiplications.
     pub(crate) fn for_each_row(&self, pool: &mut Pool, cost: usize, body: &(dyn Fn(usize) + Sync)) {
-        self.for_rows(pool, cost, &|rows| rows.for_each(body));
+        self.for_rows(pool, cost, 1, &|rows| rows.for_each(body));
     }
 
-    /// The same with some rows at a time.
-    pub(crate) fn for_rows(&self, pool: &mut Pool, cost: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
+    /// The same with some rows at a time: multiples of `block` where that leaves some to each thread.
+    pub(crate) fn for_rows(&self, pool: &mut Pool, cost: usize, block: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         const TASK_WORK: usize = 1 << 16;
         let row_work = (self.width * cost).max(1);
-        let rows = (TASK_WORK / row_work).clamp(1, self.rows.div_ceil(pool.threads()).max(1));
+        let most = self.rows.div_ceil(pool.threads()).max(1);
+        let rows = (TASK_WORK / row_work).clamp(1, most);
+        let rows = if block <= most { rows.next_multiple_of(block) } else { rows };
         pool.run_sized(self.rows.div_ceil(rows), self.rows * row_work, &|task, _| {
             body(task * rows..self.rows.min((task + 1) * rows));
         });

@@ -60,7 +60,16 @@ impl Linear {
         }
     }
 
-    /// The same, stored, and summed over the ranks where the layer is split by inputs.
+    /// `out = activation(x W^T + bias)`, of a layer that is split by outputs.
+    pub(crate) fn run_activated(&self, input: Act, activation: Activation, out: Act, backend: &mut dyn Backend) {
+        if self.saved.is_none() && self.lora.is_none() {
+            return backend.matmul_activated(input, self.matrix, self.bias, activation, out);
+        }
+        self.run(input, Epilogue::Store, out, backend);
+        backend.activate(out, activation);
+    }
+
+    /// This rank's product, stored, and summed over the ranks where the layer is split by inputs.
     pub(crate) fn run_reduced(&self, input: Act, out: Act, run: &mut Run<'_>) -> Result<(), ForwardError> {
         self.run(input, Epilogue::Store, out, run.backend);
         match self.split {

@@ -98,6 +98,30 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
+
+    /// A linear layer's product.
+    fn multiply(&mut self, x: Act, w: Matrix, bias: Option<Vector>, finish: Finish, out: Act) {
+        assert_ne!(x, out, "a product cannot overwrite its input");
+        let x = self.acts.view(x);
+        let w = &self.matrices[w.0 as usize];
+        let bias = lookup(&self.vectors, bias);
+        ops::check_product(x.width, [w.n, w.k], bias.map(<[f32]>::len));
+        finish.epilogue.check_rows(x.rows, || self.acts.view(out).rows);
+        let out = self.acts.target(out, x.rows, w.n);
+        let x = gemm::round_input::order_columns(&mut self.pool, x, w.columns(), &mut self.ordered);
+        let x = gemm::round_input::round_input(&mut self.pool, x, w.input, &mut self.rounded);
+        let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
+        let Finish { epilogue, activation } = finish;
+        let product = Product { x: from, rows: x.rows, w, bias, epilogue, activation, out: to };
+        // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
+        unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, std::iter::once(product)) };
+    }
+}
+
+/// What happens to a product's sums.
+struct Finish {
+    epilogue: Epilogue,
+    activation: Option<Activation>,
 }
 
 /// The handle of the element just pushed.
@@ -253,6 +277,12 @@ impl Ops for CpuBackend {
         layers::norm::add_norm(self.isa, &mut self.pool, residual, delta, norm_params(&self.vectors, norm), out);
     }
 
+    fn add_norm_in_place(&mut self, x: Act, delta: Act, norm: Norm) {
+        assert_ne!(x, delta, "a buffer added to itself");
+        let (x, delta) = (self.acts.view(x), self.acts.view(delta));
+        layers::norm::add_norm(self.isa, &mut self.pool, x, delta, norm_params(&self.vectors, norm), x);
+    }
+
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm) {
         let x = self.acts.view(x);
         let cols = first_col..first_col + heads * dim;
@@ -260,19 +290,11 @@ impl Ops for CpuBackend {
     }
 
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {
-        assert_ne!(x, out, "a product cannot overwrite its input");
-        let x = self.acts.view(x);
-        let w = &self.matrices[w.0 as usize];
-        let bias = lookup(&self.vectors, bias);
-        ops::check_product(x.width, [w.n, w.k], bias.map(<[f32]>::len));
-        epilogue.check_rows(x.rows, || self.acts.view(out).rows);
-        let out = self.acts.target(out, x.rows, w.n);
-        let x = gemm::round_input::order_columns(&mut self.pool, x, w.columns(), &mut self.ordered);
-        let x = gemm::round_input::round_input(&mut self.pool, x, w.input, &mut self.rounded);
-        let (from, to) = (Rows::dense(x.data, x.width), Rows::dense(out.data, out.width));
-        let product = Product { x: from, rows: x.rows, w, bias, epilogue, out: to };
-        // SAFETY: the two buffers differ (checked) and hold these rows; `&mut self` keeps everybody else away.
-        unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, std::iter::once(product)) };
+        self.multiply(x, w, bias, Finish { epilogue, activation: None }, out);
+    }
+
+    fn matmul_activated(&mut self, x: Act, w: Matrix, bias: Option<Vector>, activation: Activation, out: Act) {
+        self.multiply(x, w, bias, Finish { epilogue: Epilogue::Store, activation: Some(activation) }, out);
     }
 
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act) {

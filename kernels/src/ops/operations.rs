@@ -31,11 +31,21 @@ pub trait Ops {
     fn norm(&mut self, x: Act, norm: Norm, out: Act);
     /// `residual += delta; out = norm(residual)`. The content of `delta` is undefined afterwards.
     fn add_norm(&mut self, residual: Act, delta: Act, norm: Norm, out: Act);
+    /// `x = norm(x + delta)`. The content of `delta` is undefined afterwards.
+    fn add_norm_in_place(&mut self, x: Act, delta: Act, norm: Norm) {
+        self.add(x, delta);
+        self.norm(x, norm, x);
+    }
     /// Norm of each head of `x`'s columns `first_col .. first_col + heads * dim`, in place (q/k norm). The norm's
     /// vectors are `[dim]`, for all heads, or `[heads * dim]`, each head's own.
     fn head_norm(&mut self, x: Act, first_col: usize, heads: usize, dim: usize, norm: Norm);
     /// `out = x w^T + bias`, or accumulated.
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act);
+    /// `out = activation(x w^T + bias)`.
+    fn matmul_activated(&mut self, x: Act, w: Matrix, bias: Option<Vector>, activation: Activation, out: Act) {
+        self.matmul(x, w, bias, Epilogue::Store, out);
+        self.activate(out, activation);
+    }
     /// `out = activation(gate) * up`, where `gate_up` holds `[gate | up]` in each row. The content of `gate_up` is
     /// undefined afterwards.
     fn gated(&mut self, gate_up: Act, activation: Activation, out: Act);

@@ -1,7 +1,7 @@
 //! Products against float64, for every weight type, many shapes, bias and accumulation.
 
-use super::{Random, backends, check, encode, filled, host};
-use kernels::ops::{Backend, DType, Epilogue};
+use super::{Random, backends, check, check_relative, encode, filled, host, poisoned};
+use kernels::ops::{Activation, Backend, DType, Epilogue};
 
 const TYPES: [(DType, DType); 5] = [
     (DType::F32, DType::F32),
@@ -71,6 +71,31 @@ fn wide_and_deep() {
         for (rows, n, k) in [(1, 8192, 48), (2, 96, 8192), (150, 96, 224)] {
             let case = Case { rows, n, k, weights, compute, bias: true, epilogue: Epilogue::Accumulate };
             run(&mut backends, &case);
+        }
+    }
+}
+
+#[test]
+fn an_activation_may_belong_to_a_product() {
+    for mut backend in backends() {
+        for ((weights, compute), (rows, n, k)) in TYPES
+            .into_iter()
+            .flat_map(|types| [(1, 33, 40), (2, 272, 64), (7, 31, 33), (50, 272, 300)].map(|shape| (types, shape)))
+        {
+            let mut random = Random((rows + n + k) as u64);
+            let matrix = backend.load_matrix(host(weights, n, k, &encode(&random.values(n * k), weights).0), compute);
+            let bias = Some(backend.load_vector(&random.values(n)));
+            let x = filled(&mut *backend, k, &random.values(rows * k));
+            for activation in [Activation::Gelu, Activation::Relu, Activation::Silu] {
+                let out = poisoned(&mut *backend, rows, n);
+                backend.matmul(x, matrix, bias, Epilogue::Store, out);
+                backend.activate(out, activation);
+                let want: Vec<f64> = backend.read(out).iter().copied().map(f64::from).collect();
+                backend.host_mut(out).fill(f32::NAN);
+                backend.matmul_activated(x, matrix, bias, activation, out);
+                let what = format!("{} {rows} x {n} x {k} {weights:?}, {activation:?}", backend.describe());
+                check_relative(&what, backend.read(out), &want, 1e-6);
+            }
         }
     }
 }

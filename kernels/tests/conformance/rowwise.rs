@@ -119,6 +119,10 @@ fn check_norm(backend: &mut dyn Backend, width: usize, kind: NormKind, with_weig
     backend.add_norm(input, addend, norm, out);
     check_same("residual", backend.read(input), &sum);
     check_relative("add_norm", backend.read(out), &reference(&sum), 1e-5);
+
+    let (input, addend) = (filled(backend, width, &x), filled(backend, width, &delta));
+    backend.add_norm_in_place(input, addend, norm);
+    check_relative("add_norm_in_place", backend.read(input), &reference(&sum), 1e-5);
 }
 
 #[test]

@@ -23,10 +23,12 @@ pub(super) struct Mlp {
 
 impl FeedForward for Mlp {
     fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
-        self.up.run(input, Epilogue::Store, self.raised, backend);
         match self.kind {
-            MlpKind::Gated => backend.gated(self.raised, self.activation, self.inner),
-            MlpKind::Plain => backend.activate(self.inner, self.activation),
+            MlpKind::Gated => {
+                self.up.run(input, Epilogue::Store, self.raised, backend);
+                backend.gated(self.raised, self.activation, self.inner);
+            }
+            MlpKind::Plain => self.up.run_activated(input, self.activation, self.inner, backend),
         }
         self.down.run(self.inner, epilogue, out, backend);
     }

@@ -138,11 +138,11 @@ impl ForwardPass<'_, '_> {
             Some(norm) if pending => self.backend.add_norm(x, delta, norm, normed),
             Some(norm) => self.backend.norm(x, norm, normed),
             None => {
-                if pending {
-                    self.backend.add(x, delta);
-                }
-                if let Some(norm) = norm {
-                    self.backend.norm(x, norm, x);
+                match norm {
+                    Some(norm) if pending => self.backend.add_norm_in_place(x, delta, norm),
+                    Some(norm) => self.backend.norm(x, norm, x),
+                    None if pending => self.backend.add(x, delta),
+                    None => {}
                 }
                 return x;
             }

@@ -91,8 +91,8 @@ impl<'a> Job<'a> {
             steps,
             product,
         };
-        // SAFETY: the tile unit is there (the caller's promise), the strip is inside the packed operands, and each
-        // thread has its own part of the sums, large enough for a task.
+        // SAFETY: the tile unit is there (the caller's promise), the strip is inside the packed operands, each thread
+        // has its own part of the sums, large enough for a task, and the strip wrote what is activated.
         unsafe {
             shape.load();
             if row_tiles == 1 {
@@ -101,6 +101,8 @@ impl<'a> Job<'a> {
                 strip.many(sums.cast())
             }
             release();
+            let rows = first_tile * TILE_ROWS..product.rows.min(strip.row_tiles.end * TILE_ROWS);
+            product.activate(Isa::Amx, rows, strip.panels);
         }
     }
 }

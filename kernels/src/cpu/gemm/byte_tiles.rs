@@ -111,11 +111,15 @@ impl<'a> Job<'a> {
             // SAFETY: the thread's memory is as large as was asked for, and begins on a line of the caches.
             sums: unsafe { scratch.add(size_of::<Room>()).cast() },
         };
-        // SAFETY: the tile unit is there (the caller's promise), and whatever has it has VNNI.
+        let rows = first_tile * TILE_ROWS..self.product.rows.min(strip.row_tiles.end * TILE_ROWS);
+        let panels = strip.panels.clone();
+        // SAFETY: the tile unit is there (the caller's promise), and whatever has it has VNNI; the strip wrote what is
+        // activated.
         unsafe {
             self.shape.load();
             with_vnni(strip);
             release();
+            self.product.activate(Isa::Amx, rows, panels);
         }
     }
 }

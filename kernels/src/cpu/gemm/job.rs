@@ -1,5 +1,6 @@
 //! Products as tasks of the pool: which kernel takes one, and many of them under one pair of calls (pack the rows, then
-//! multiply).
+//! multiply). Few rows are packed by each thread for itself: that costs less than to wait for the others, and to read
+//! what lies in their caches.
 
 use super::needs::Needs;
 use super::product::Product;
@@ -10,6 +11,7 @@ use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::{Reserve, Shared};
 use crate::cpu::runtime::pool::Pool;
 use crate::ops::{DType, WeightFormat};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A product with the kernel that takes it.
 pub(super) enum Job<'a> {
@@ -38,11 +40,10 @@ impl<'a> Job<'a> {
         {
             return Self::ByteTiles(job);
         }
-        let _ = threads;
         if let Some(job) = dots::Job::new(isa, product) {
             return Self::Dots(job);
         }
-        Self::Lanes(lanes::Job::new(isa, product))
+        Self::Lanes(lanes::Job::new(isa, threads, product))
     }
 
     fn needs(&self) -> Needs {
@@ -56,6 +57,11 @@ impl<'a> Job<'a> {
             #[cfg(target_arch = "x86_64")]
             Self::ByteTiles(job) => job.needs(),
         }
+    }
+
+    /// Whether each of so many threads packs all rows for itself.
+    fn packs_alone(&self, threads: usize) -> bool {
+        matches!(self, Self::Lanes(job) if threads > 1 && job.packs_alone(threads))
     }
 
     /// Packs some rows.
@@ -121,6 +127,12 @@ struct Place {
 /// # Safety
 /// As [`super::matmul`].
 pub(super) unsafe fn run(pool: &mut Pool, scratch: &mut Scratch, jobs: &[Job<'_>]) {
+    if let [job] = jobs
+        && job.packs_alone(pool.threads())
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { run_alone(pool, scratch, job) };
+    }
     let mut all = Needs::default();
     let mut place = |job: &Job<'_>| {
         let needs = job.needs();
@@ -150,5 +162,28 @@ pub(super) unsafe fn run(pool: &mut Pool, scratch: &mut Scratch, jobs: &[Job<'_>
         let index = places.partition_point(|place| place.first.tasks + place.needs.tasks <= task);
         // SAFETY: as above; packing is done, and each thread has its own sums, enough for every job.
         unsafe { jobs[index].run(task - places[index].first.tasks, part(index), sums.at(thread * all.sums)) };
+    });
+}
+
+/// Runs a job whose rows every thread packs before its first task.
+///
+/// # Safety
+/// As [`super::matmul`].
+unsafe fn run_alone(pool: &mut Pool, scratch: &mut Scratch, job: &Job<'_>) {
+    let (needs, threads) = (job.needs(), pool.threads());
+    let size = needs.packed.next_multiple_of(64);
+    let packed = Shared::new(scratch.x.reserve(size * threads));
+    let sums = Shared::new(scratch.sums.reserve(needs.sums * threads));
+    let is_packed: Vec<AtomicBool> = (0..threads).map(|_| AtomicBool::new(false)).collect();
+    pool.run_sized(needs.tasks, needs.work, &|task, thread| {
+        // SAFETY: each thread has its own part of both memories, and packs before it multiplies; the rest is the
+        // caller's promise.
+        unsafe {
+            let own = Shared::new(packed.at(thread * size));
+            if !is_packed[thread].swap(true, Ordering::Relaxed) {
+                (0..needs.pack_tasks).for_each(|part| job.pack(part, own));
+            }
+            job.run(task, own, sums.at(thread * needs.sums));
+        }
     });
 }

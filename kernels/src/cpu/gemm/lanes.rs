@@ -14,6 +14,7 @@ use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::PANEL;
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
+use crate::cpu::simd::transpose::transpose;
 use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
 use crate::ops::{CodeBits, DType, WeightFormat};
 use std::mem::MaybeUninit;
@@ -24,17 +25,22 @@ const SUPER_BLOCK_ROWS: usize = 120;
 /// k after which sums rest in memory: a super-block's activations up to there, and two panels, fit the second-level
 /// cache.
 const DEPTH: usize = 2048;
+/// The same of many rows: two panels of weights stay in the first-level cache while a super-block's rows pass.
+const SHORT_DEPTH: usize = 256;
 /// Sums of a task, at most: a super-block of rows times two panels, or a few rows times eight.
 const TASK_SUMS: usize = SUPER_BLOCK_ROWS * 2 * PANEL;
 
 /// Rows of a tile, at most.
 const MOST_ROWS: usize = 12;
 
-/// How rows are cut into register tiles.
+/// How rows are cut into register tiles: as many of `rows` rows as pays, then smaller ones.
 #[derive(Clone, Copy)]
 struct Cut {
     /// Rows of a tile.
     rows: usize,
+    /// Tiles that have as many; and the rows of those after them.
+    large: usize,
+    rest: usize,
     /// Row blocks in all.
     blocks: usize,
     /// Row blocks of a super-block.
@@ -50,18 +56,34 @@ impl Cut {
             Isa::Avx2 => &[(1, 4), (2, 2), (4, 1), (6, 1)],
             Isa::Portable => &[(1, 2), (2, 1), (4, 1)],
         };
-        // The least padding, and among equals the largest tile.
-        let fits = |&&(tile, _): &&(usize, usize)| (rows.div_ceil(tile) * tile, usize::MAX - tile);
-        let &(tile, panels) = sizes
-            .iter()
-            .filter(|size| size.0 >= rows.min(sizes[sizes.len() - 2].0))
-            .min_by_key(fits)
-            .expect("a size fits");
-        let blocks = rows.div_ceil(tile);
-        let most = (TASK_SUMS / (tile * panels * PANEL)).min(SUPER_BLOCK_ROWS / tile);
+        // The two largest tiles are of equally many panels.
+        let [few @ .., (rest, _), (most, panels)] = sizes else { unreachable!("three sizes at least") };
+        if let Some(&(tile, panels)) = few.iter().find(|size| size.0 >= rows) {
+            return Self { rows: tile, large: 1, rest: tile, blocks: 1, super_blocks: 1, panels };
+        }
+        let (large, small) = Self::mix(rows, *most, *rest);
+        let blocks = large + small;
+        let fit = (TASK_SUMS / (most * panels * PANEL)).min(SUPER_BLOCK_ROWS / most);
         // Super-blocks of equal size.
-        let super_blocks = blocks.div_ceil(blocks.div_ceil(most));
-        Self { rows: tile, blocks, super_blocks, panels }
+        let super_blocks = blocks.div_ceil(blocks.div_ceil(fit));
+        Self { rows: *most, large, rest: *rest, blocks, super_blocks, panels: *panels }
+    }
+
+    /// How many tiles of `most` and of `rest` rows compute `rows` rows fastest.
+    fn mix(rows: usize, most: usize, rest: usize) -> (usize, usize) {
+        let mixes = (0..=rows.div_ceil(most)).map(|large| (large, rows.saturating_sub(large * most).div_ceil(rest)));
+        // A smaller tile takes some percent more time a row.
+        let time = |&(large, small): &(usize, usize)| large * most * 100 + small * rest * 107;
+        mixes.min_by_key(time).expect("a mix at least")
+    }
+
+    fn first_row(&self, block: usize) -> usize {
+        let large = block.min(self.large);
+        large * self.rows + (block - large) * self.rest
+    }
+
+    fn rows_of(&self, block: usize) -> usize {
+        if block < self.large { self.rows } else { self.rest }
     }
 }
 
@@ -74,19 +96,20 @@ pub(super) struct Job<'a> {
     k: usize,
     /// Groups of panels.
     groups: usize,
+    threads: usize,
 }
 
 impl<'a> Job<'a> {
-    pub(super) fn new(isa: Isa, product: Product<'a>) -> Self {
+    pub(super) fn new(isa: Isa, threads: usize, product: Product<'a>) -> Self {
         let cut = Cut::new(isa, product.rows);
         let (k, groups) = (product.w.k.next_multiple_of(2), product.w.panels().div_ceil(cut.panels));
-        Self { isa, product, cut, k, groups }
+        Self { isa, product, cut, k, groups, threads }
     }
 
     pub(super) fn needs(&self) -> Needs {
         let Self { cut, k, product: Product { rows, w, .. }, .. } = *self;
         Needs {
-            packed: cut.blocks * cut.rows * k * size_of::<f32>(),
+            packed: cut.first_row(cut.blocks) * k * size_of::<f32>(),
             sums: 0,
             pack_tasks: cut.blocks,
             pack_work: rows * k,
@@ -95,20 +118,29 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Whether each of so many threads packs all rows for itself: they are enough to wait for, they fit its cache, and
+    /// it has many columns to multiply them with.
+    pub(super) fn packs_alone(&self, threads: usize) -> bool {
+        const MOST_BYTES: usize = 1 << 20;
+        const LEAST_COLUMNS: usize = 128;
+        let Product { rows, w, .. } = self.product;
+        rows >= 8 && self.needs().packed <= MOST_BYTES && w.n >= threads * LEAST_COLUMNS
+    }
+
     /// Packs a row block.
     ///
     /// # Safety
     /// As [`super::job::Job::pack`].
     pub(super) unsafe fn pack(&self, block: usize, packed: Shared<u8>) {
-        let first = block * self.cut.rows;
-        let count = self.cut.rows.min(self.product.rows - first);
+        let (first, block_rows) = (self.cut.first_row(block), self.cut.rows_of(block));
+        let count = block_rows.min(self.product.rows - first);
         // SAFETY: rows `first .. first + count` of x exist; each task writes its own block of the packed memory.
         unsafe {
             let at = packed.at(first * self.k * size_of::<f32>()).cast::<f32>();
-            let block = std::slice::from_raw_parts_mut(at, self.cut.rows * self.k);
+            let block = std::slice::from_raw_parts_mut(at, block_rows * self.k);
             let mut rows = [&[][..]; MOST_ROWS];
             (rows.iter_mut().enumerate().take(count)).for_each(|(row, x)| *x = self.product.row(first + row));
-            pack_block(self.isa, &rows[..count], self.cut.rows, block);
+            pack_block(self.isa, &rows[..count], block_rows, block);
         }
     }
 
@@ -117,19 +149,23 @@ impl<'a> Job<'a> {
     /// # Safety
     /// As [`super::job::Job::run`].
     pub(super) unsafe fn run(&self, task: usize, packed: Shared<u8>) {
-        let Self { isa, cut, k, groups, ref product } = *self;
+        let Self { isa, cut, k, groups, threads, ref product } = *self;
         let first_block = task / groups * cut.super_blocks;
         let first_panel = task % groups * cut.panels;
+        let blocks = first_block..cut.blocks.min(first_block + cut.super_blocks);
+        let panels = first_panel..product.w.panels().min(first_panel + cut.panels);
+        let rows = cut.first_row(blocks.start)..product.rows.min(cut.first_row(blocks.end));
         // SAFETY: the packed memory begins here.
         let x = Shared::new(unsafe { packed.at(0) }.cast::<f32>());
         let strip = Strip {
-            blocks: first_block..cut.blocks.min(first_block + cut.super_blocks),
-            panels: first_panel..product.w.panels().min(first_panel + cut.panels),
+            blocks,
+            panels: panels.clone(),
             cut,
             k,
             x,
             weights: product.w.panel(first_panel),
             panel_bytes: product.w.panel_bytes(),
+            next_panel: cut.panels * threads,
             product,
         };
         match product.w.format {
@@ -144,6 +180,8 @@ impl<'a> Job<'a> {
                 }
             }
         }
+        // SAFETY: the strip wrote these columns, and nobody else does.
+        unsafe { product.activate(isa, rows, panels) };
     }
 }
 
@@ -158,67 +196,9 @@ fn pack_block(isa: Isa, x: &[&[f32]], rows: usize, block: &mut [f32]) {
     if x.len() < rows || block.len() > width * rows {
         block.fill(0.0);
     }
-    let transposed = match isa {
-        // SAFETY: AVX-512 was detected, the rows have `width` columns, and the block has as many of `rows` numbers.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx | Isa::Avx512 => unsafe { transpose(x, rows, block) },
-        _ => 0,
-    };
-    for (k, column) in block.chunks_exact_mut(rows).enumerate().take(width).skip(transposed) {
-        for (to, row) in column.iter_mut().zip(x) {
-            *to = row[k];
-        }
-    }
-}
-
-/// Transposes blocks of sixteen columns by up to sixteen rows; returns how many columns it has done.
-///
-/// # Safety
-/// AVX-512 is there, all rows of x are as long as the first, and the block has room for `rows` numbers of each column.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn transpose(x: &[&[f32]], rows: usize, block: &mut [f32]) -> usize {
-    use std::arch::x86_64::*;
-    let columns = x[0].len() / 16 * 16;
-    let mask = ((1_u32 << rows) - 1) as u16;
-    for k in (0..columns).step_by(16) {
-        let mut a = [_mm512_setzero_ps(); 16];
-        for (a, row) in a.iter_mut().zip(x) {
-            // SAFETY: sixteen columns are left in the row.
-            *a = unsafe { _mm512_loadu_ps(row.as_ptr().add(k)) };
-        }
-        // Pairs of rows, then fours, inside lanes of four columns; then lanes change places.
-        let mut b = [_mm512_setzero_ps(); 16];
-        for i in 0..8 {
-            b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
-            b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
-        }
-        for i in 0..4 {
-            for half in 0..2 {
-                let (one, two) = (_mm512_castps_pd(b[4 * i + half]), _mm512_castps_pd(b[4 * i + 2 + half]));
-                a[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(one, two));
-                a[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(one, two));
-            }
-        }
-        // a[4 i + c] has rows 4 i .. 4 i + 4 of columns c, c + 4, c + 8 and c + 12.
-        for c in 0..4 {
-            let first = [
-                _mm512_shuffle_f32x4::<0x44>(a[c], a[4 + c]),
-                _mm512_shuffle_f32x4::<0xee>(a[c], a[4 + c]),
-                _mm512_shuffle_f32x4::<0x44>(a[8 + c], a[12 + c]),
-                _mm512_shuffle_f32x4::<0xee>(a[8 + c], a[12 + c]),
-            ];
-            b[c] = _mm512_shuffle_f32x4::<0x88>(first[0], first[2]);
-            b[4 + c] = _mm512_shuffle_f32x4::<0xdd>(first[0], first[2]);
-            b[8 + c] = _mm512_shuffle_f32x4::<0x88>(first[1], first[3]);
-            b[12 + c] = _mm512_shuffle_f32x4::<0xdd>(first[1], first[3]);
-        }
-        for (column, numbers) in b.iter().enumerate() {
-            // SAFETY: the mask keeps the write inside the column's place.
-            unsafe { _mm512_mask_storeu_ps(block.as_mut_ptr().add((k + column) * rows), mask, *numbers) };
-        }
-    }
-    columns
+    assert!(width * rows <= block.len(), "a block for {rows} rows of {width}");
+    // SAFETY: the block has room for `width` columns.
+    unsafe { transpose(isa, x, block.as_mut_ptr(), rows) };
 }
 
 /// A task: a super-block of rows times a group of panels.
@@ -230,6 +210,8 @@ struct Strip<'a> {
     x: Shared<f32>,
     weights: *const u8,
     panel_bytes: usize,
+    /// Where this thread's next task begins, probably: panels from this one on.
+    next_panel: usize,
     product: &'a Product<'a>,
 }
 
@@ -239,6 +221,8 @@ trait Weights: Copy {
     const SCALED: bool = false;
     /// Whether weights are made of integer codes and their group.
     const GROUPED: bool = false;
+    /// Bytes of a panel's pair of k.
+    const PAIR_BYTES: usize;
     /// Vectors `vector` of k pair `pair`.
     ///
     /// # Safety
@@ -276,6 +260,7 @@ struct Bytes;
 
 impl Weights for Halves {
     const GROUPED: bool = true;
+    const PAIR_BYTES: usize = PANEL;
 
     #[inline(always)]
     unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, group: Group<S>) -> (S, S) {
@@ -290,6 +275,7 @@ impl Weights for Halves {
 
 impl Weights for Bytes {
     const GROUPED: bool = true;
+    const PAIR_BYTES: usize = 2 * PANEL;
 
     #[inline(always)]
     unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, group: Group<S>) -> (S, S) {
@@ -310,6 +296,8 @@ struct Plain<E: Element>(#[allow(dead_code, reason = "names the element")] E);
 struct Pairs;
 
 impl<E: Element> Weights for Plain<E> {
+    const PAIR_BYTES: usize = 2 * PANEL * size_of::<E::Bits>();
+
     #[inline(always)]
     unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, _: Group<S>) -> (S, S) {
         // SAFETY: the caller's promise; panels are aligned.
@@ -321,6 +309,8 @@ impl<E: Element> Weights for Plain<E> {
 }
 
 impl Weights for Pairs {
+    const PAIR_BYTES: usize = 4 * PANEL;
+
     #[inline(always)]
     unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, _: Group<S>) -> (S, S) {
         // SAFETY: the caller's promise.
@@ -334,6 +324,7 @@ struct Codes;
 
 impl Weights for Codes {
     const SCALED: bool = true;
+    const PAIR_BYTES: usize = 2 * PANEL;
 
     #[inline(always)]
     unsafe fn pair<S: Simd>(panel: *const u8, pair: usize, vector: usize, _: Group<S>) -> (S, S) {
@@ -363,9 +354,11 @@ impl<W: Weights> Kernel for Typed<'_, W> {
                         strip.block::<S, W>(block, panel, 1, depth.clone(), &mut sums);
                     }
                 }
+                if depth.end == strip.k {
+                    strip.write::<S>(block, &sums);
+                }
             }
         }
-        strip.write::<S>(&sums);
     }
 }
 
@@ -388,6 +381,70 @@ unsafe fn group<S: Simd>(integers: &Integers, panel: usize, k: usize, vector: us
 #[repr(align(64))]
 struct Sums([MaybeUninit<f32>; TASK_SUMS]);
 
+/// What a tile multiplies: rows `[k][R]`, and vectors of panels.
+struct Operands<S, const C: usize> {
+    x: *const f32,
+    weights: *const u8,
+    panel_bytes: usize,
+    groups: [Group<S>; C],
+}
+
+impl<S: Simd, const C: usize> Operands<S, C> {
+    /// How many pairs of k ahead of their use weights are fetched, which may come from far; and rows.
+    const AHEAD: usize = 24;
+    const ROWS_AHEAD: usize = 8;
+
+    /// `sums += x weights` over some pairs of k. `AHEAD`: fetches the weights, and a line a pair of what comes `next`.
+    ///
+    /// # Safety
+    /// Rows and panels have these pairs; `next` may point anywhere.
+    #[inline(always)]
+    unsafe fn multiply<W: Weights, const R: usize, const AHEAD: bool>(
+        &self,
+        pairs: Range<usize>,
+        next: *const u8,
+        sums: &mut [[S; C]; R],
+    ) {
+        let per_panel = PANEL / S::N;
+        let panel = |c: usize| self.weights.wrapping_add(c / per_panel * self.panel_bytes);
+        for pair in pairs.clone() {
+            if AHEAD {
+                S::prefetch(next.wrapping_add((pair - pairs.start) * 64));
+                for c in (0..C).step_by(per_panel) {
+                    for line in (0..W::PAIR_BYTES).step_by(64) {
+                        S::prefetch_near(panel(c).wrapping_add((pair + Self::AHEAD) * W::PAIR_BYTES + line));
+                    }
+                }
+            }
+            let x = self.x.wrapping_add(pair * 2 * R);
+            if R == 8 {
+                // A line; larger tiles give them time to come by themselves.
+                S::prefetch_near(x.wrapping_add(Self::ROWS_AHEAD * 2 * R).cast());
+            }
+            let mut first = [S::splat(0.0); C];
+            let mut second = [S::splat(0.0); C];
+            // SAFETY: the caller's promise.
+            unsafe {
+                for c in 0..C {
+                    (first[c], second[c]) = W::pair(panel(c), pair, c % per_panel, self.groups[c]);
+                }
+                for r in 0..R {
+                    let x = S::splat(*x.add(r));
+                    for c in 0..C {
+                        sums[r][c] = x.fma(first[c], sums[r][c]);
+                    }
+                }
+                for r in 0..R {
+                    let x = S::splat(*x.add(R + r));
+                    for c in 0..C {
+                        sums[r][c] = x.fma(second[c], sums[r][c]);
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl Strip<'_> {
     /// Where a part of k that begins at `start` ends: all of its weights share their columns' scales.
     #[inline(always)]
@@ -396,7 +453,9 @@ impl Strip<'_> {
         let groups = self.product.w.integers().filter(|_| W::GROUPED);
         let end = scales.map(|scales| scales.end(start)).or(groups.map(|groups| groups.end(start)));
         let end = end.unwrap_or(usize::MAX);
-        end.min(start + DEPTH).min(self.k)
+        // Scaled sums are rounded where a part ends, whatever the rows.
+        let most = if self.cut.rows >= 8 && !W::SCALED { SHORT_DEPTH } else { DEPTH };
+        end.min(start + most).min(self.k)
     }
 
     /// One row block times `panels` panels from `first` on.
@@ -410,7 +469,7 @@ impl Strip<'_> {
         sums: &mut Sums,
     ) {
         if S::N == 16 {
-            match (self.cut.rows, panels) {
+            match (self.cut.rows_of(block), panels) {
                 (1, 8) => self.tile::<S, W, 1, 8>(block, first, depth, sums),
                 (1, _) => self.tile::<S, W, 1, 1>(block, first, depth, sums),
                 (2, 8) => self.tile::<S, W, 2, 8>(block, first, depth, sums),
@@ -426,7 +485,7 @@ impl Strip<'_> {
                 (rows, _) => unreachable!("no tile of {rows} rows"),
             }
         } else {
-            match (self.cut.rows, panels) {
+            match (self.cut.rows_of(block), panels) {
                 (1, 4) => self.tile::<S, W, 1, 8>(block, first, depth, sums),
                 (1, 2) => self.tile::<S, W, 1, 4>(block, first, depth, sums),
                 (1, _) => self.tile::<S, W, 1, 2>(block, first, depth, sums),
@@ -451,8 +510,9 @@ impl Strip<'_> {
         let per_panel = PANEL / S::N;
         let width = self.cut.panels * PANEL;
         let mut sums = [[S::splat(0.0); C]; R];
-        let index = block - self.blocks.start;
-        let kept = kept.0[index * R * width + first * PANEL..][..(R - 1) * width + C * S::N].as_mut_ptr().cast::<f32>();
+        let first_row = self.cut.first_row(block);
+        let kept_row = first_row - self.cut.first_row(self.blocks.start);
+        let kept = kept.0[kept_row * width + first * PANEL..][..(R - 1) * width + C * S::N].as_mut_ptr().cast::<f32>();
         // SAFETY: the block is one of the packed activations' and the panels are the matrix's; both have `k` (even)
         // entries. Kept sums were checked, and written before they are read; prefetches may point anywhere.
         unsafe {
@@ -469,35 +529,23 @@ impl Strip<'_> {
                     groups[c] = group(integers, self.panels.start + first + c / per_panel, depth.start, c % per_panel);
                 }
             }
-            let x = self.x.at(block * R * self.k).cast_const();
+            let x = self.x.at(first_row * self.k).cast_const();
             let weights = self.weights.add(first * self.panel_bytes);
-            // The next task's panels, a line a step: with many rows, their arrival hides behind arithmetic.
-            let next = self
-                .weights
-                .wrapping_add(self.cut.panels * self.panel_bytes + (depth.start + index * depth.len()) / 2 * 64);
-            for pair in depth.start / 2..depth.end / 2 {
-                if R >= 8 {
-                    S::prefetch(next.wrapping_add((pair - depth.start / 2) * 64));
-                }
-                let x = x.add(pair * 2 * R);
-                let mut second = [S::splat(0.0); C];
-                let mut w = [S::splat(0.0); C];
-                for c in 0..C {
-                    (w[c], second[c]) =
-                        W::pair(weights.add(c / per_panel * self.panel_bytes), pair, c % per_panel, groups[c]);
-                }
-                for r in 0..R {
-                    let x = S::splat(*x.add(r));
-                    for c in 0..C {
-                        sums[r][c] = x.fma(w[c], sums[r][c]);
-                    }
-                }
-                for r in 0..R {
-                    let x = S::splat(*x.add(R + r));
-                    for c in 0..C {
-                        sums[r][c] = x.fma(second[c], sums[r][c]);
-                    }
-                }
+            let operands = Operands { x, weights, panel_bytes: self.panel_bytes, groups };
+            // With many rows, what comes next arrives behind arithmetic: the task's own panels in the first-level
+            // cache before their first use, and a line a step of the next task's in the second-level cache.
+            let index = block - self.blocks.start;
+            let fetched = (depth.start * self.blocks.len() + index * depth.len()) / 2 * 64;
+            let many = R >= 8 && C == 2;
+            if many && depth.end == self.k {
+                self.fetch_output::<S>(block);
+            }
+            let pairs = depth.start / 2..depth.end / 2;
+            if many && fetched < self.cut.panels * self.panel_bytes {
+                let next = self.weights.wrapping_add(self.next_panel * self.panel_bytes + fetched);
+                operands.multiply::<W, R, true>(pairs, next, &mut sums);
+            } else {
+                operands.multiply::<W, R, false>(pairs, weights, &mut sums);
             }
             if let Some(scales) = self.product.w.scales().filter(|_| W::SCALED) {
                 for c in 0..C {
@@ -518,16 +566,25 @@ impl Strip<'_> {
         }
     }
 
-    /// Hands the finished sums over.
+    /// Asks for the lines that a block's sums will be written to.
     #[inline(always)]
-    fn write<S: Simd>(&self, sums: &Sums) {
-        let width = self.cut.panels * PANEL;
-        let row = self.blocks.start * self.cut.rows;
-        let rows = self.blocks.len() * self.cut.rows;
-        // SAFETY: every tile wrote its sums; the last columns of a row may be missing, and only they.
-        let sums = unsafe {
-            std::slice::from_raw_parts(sums.0.as_ptr().cast::<f32>(), (rows - 1) * width + self.panels.len() * PANEL)
-        };
+    fn fetch_output<S: Simd>(&self, block: usize) {
+        let first = self.cut.first_row(block);
+        for row in first..self.product.rows.min(first + self.cut.rows_of(block)) {
+            for panel in self.panels.clone() {
+                S::prefetch_write(self.product.out_line(row, panel * PANEL));
+            }
+        }
+    }
+
+    /// Hands the finished sums of a block over.
+    #[inline(always)]
+    fn write<S: Simd>(&self, block: usize, sums: &Sums) {
+        let (width, rows, row) = (self.cut.panels * PANEL, self.cut.rows_of(block), self.cut.first_row(block));
+        let first = (row - self.cut.first_row(self.blocks.start)) * width;
+        let count = (rows - 1) * width + self.panels.len() * PANEL;
+        // SAFETY: every tile of the block wrote its sums; the last columns of a row may be missing, and only they.
+        let sums = unsafe { std::slice::from_raw_parts(sums.0[first..][..count].as_ptr().cast::<f32>(), count) };
         let tile = Tile {
             sums,
             stride: width,
@@ -569,13 +626,11 @@ mod tests {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             for rows in 1..600 {
                 let cut = Cut::new(isa, rows);
-                assert!(cut.rows * cut.blocks >= rows && cut.rows * (cut.blocks - 1) < rows, "{isa:?} {rows}");
-                assert!(
-                    rows < 24 || cut.rows * cut.blocks <= rows + 8,
-                    "{isa:?} {rows}: {} x {}",
-                    cut.rows,
-                    cut.blocks
-                );
+                let (end, last) = (cut.first_row(cut.blocks), cut.first_row(cut.blocks - 1));
+                assert!(end >= rows && last < rows && end - last == cut.rows_of(cut.blocks - 1), "{isa:?} {rows}");
+                assert!(rows < 24 || end <= rows + 3, "{isa:?} {rows}: {end}");
+                let most = cut.super_blocks * cut.rows * cut.panels * PANEL;
+                assert!(most <= TASK_SUMS, "{isa:?} {rows}: {most} sums");
             }
         }
     }

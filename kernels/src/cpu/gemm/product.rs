@@ -1,9 +1,12 @@
 //! A product as the kernels see it: its operands, and where a finished tile of sums goes.
 
-use crate::cpu::gemm::pack::Packed;
+use crate::cpu::gemm::pack::{PANEL, Packed};
+use crate::cpu::layers::activate::Gate;
+use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
-use crate::cpu::simd::Simd;
-use crate::ops::Epilogue;
+use crate::cpu::simd::{Simd, vectorize};
+use crate::ops::{Activation, Epilogue};
+use std::ops::Range;
 
 /// Where the rows of an operand lie.
 #[derive(Clone, Copy)]
@@ -46,6 +49,8 @@ pub(crate) struct Product<'a> {
     pub(crate) w: &'a Packed,
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) epilogue: Epilogue,
+    /// What the output goes through, task by task.
+    pub(crate) activation: Option<Activation>,
     /// Each of `w.n` elements.
     pub(crate) out: Rows<'a>,
 }
@@ -70,6 +75,12 @@ impl Product<'_> {
         debug_assert!(row < self.rows);
         // SAFETY: rows of `x` have `w.k` elements; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.x.at(row), self.w.k) }
+    }
+
+    /// Where an output element lies; to be fetched only.
+    #[inline(always)]
+    pub(super) fn out_line(&self, row: usize, col: usize) -> *const u8 {
+        self.out.at(row).wrapping_add(col).cast_const().cast()
     }
 
     /// Writes a tile, clipped to the matrix.
@@ -98,6 +109,21 @@ impl Product<'_> {
                     sum.store_up_to(out, count);
                 }
             }
+        }
+    }
+
+    /// Puts finished columns of rows through the activation, if there is one.
+    ///
+    /// # Safety
+    /// As [`Self::write`]; the elements were written.
+    pub(super) unsafe fn activate(&self, isa: Isa, rows: Range<usize>, panels: Range<usize>) {
+        let Some(activation) = self.activation else { return };
+        let first = panels.start * PANEL;
+        let width = self.w.n.min(panels.end * PANEL) - first;
+        for row in rows {
+            // SAFETY: the columns are inside the row, which is inside the output (the caller's promise).
+            let out = unsafe { self.out.at(row).add(first) };
+            vectorize(isa, Gate { gate: out, up: None, out, width, activation });
         }
     }
 }

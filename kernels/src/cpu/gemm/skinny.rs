@@ -75,7 +75,7 @@ impl<'a> Job<'a> {
         let x = Shared::new(unsafe { packed.at(0) }.cast::<f32>());
         let strip = Strip {
             weights: w.panel(panels.start),
-            panels,
+            panels: panels.clone(),
             block_rows: self.block_rows,
             k: w.k_padded,
             x,
@@ -84,6 +84,8 @@ impl<'a> Job<'a> {
         let modes = flush_denormals();
         vectorize(Isa::Amx, strip);
         restore(modes);
+        // SAFETY: the strip wrote these columns, and nobody else does.
+        unsafe { self.product.activate(Isa::Amx, 0..self.product.rows, panels) };
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn products<'a>(
             w,
             bias: None,
             epilogue: Epilogue::Store,
+            activation: None,
             out: Rows::dense(Shared::new(out_head), out.width),
         }
     })

@@ -52,7 +52,7 @@ pub(crate) fn add_norm(isa: Isa, pool: &mut Pool, residual: View, delta: View, p
     assert_eq!((residual.rows, residual.width), (delta.rows, delta.width), "shapes of a residual and its addend");
     residual.for_each_row(pool, 3, &|row| {
         let at = row * residual.width;
-        // SAFETY: a row is one task's.
+        // SAFETY: a row is one task's; residual and out may be one buffer.
         let (sum, from, to) = unsafe { (residual.data.at(at), delta.data.at(at).cast_const(), out.data.at(at)) };
         vectorize(isa, NormRow { residual: Some(sum), from, to, width: residual.width, params });
     });

@@ -55,6 +55,7 @@ impl SavedMatrices {
                 w: slots[slot].as_ref()?,
                 bias: None,
                 epilogue: Epilogue::Store,
+                activation: None,
                 out: Rows::picked(out.data, out.width, rows, 1),
             })
         })

@@ -34,6 +34,7 @@ pub(crate) fn products<'a>(
             w,
             bias: bias.map(|bias| &bias[expert * n..][..n]),
             epilogue: Epilogue::Store,
+            activation: None,
             out: Rows::picked(out.data, n, chosen, 1),
         }
     })

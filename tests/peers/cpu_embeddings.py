@@ -23,7 +23,6 @@ import urllib.request
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "clients"))
-ROUNDS = 2
 SHAPES = {"minilm": (6, 12, 384, 1536), "large": (24, 16, 1024, 4096)}
 
 
@@ -175,14 +174,14 @@ def texts_of(words, count, tokens, rng):
     return [" ".join(rng.choices(words, k=tokens - 2)) for _ in range(count)]
 
 
-def compare(sides, words, tokens, count, seconds):
+def compare(sides, words, tokens, count, args):
     """Each side for its seconds, one after the other: threads of the libraries go on spinning for a while after a call."""
     times, rng = {side.name: [] for side in sides}, random.Random(tokens * count)
     texts = [texts_of(words, count, tokens, rng) for _ in range(4)]
-    for side in sides * ROUNDS:
+    for side in sides * args.rounds:
         time.sleep(0.3)
         taken = []
-        while sum(taken) < seconds:
+        while sum(taken) < args.seconds:
             start = time.perf_counter()
             side.embed(texts[len(taken) % len(texts)])
             taken.append(time.perf_counter() - start)
@@ -202,7 +201,8 @@ def main():
     parser.add_argument("--without-onnx", action="store_true")
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 32, 1024])
-    parser.add_argument("--seconds", type=float, default=3, help="of each side, twice")
+    parser.add_argument("--seconds", type=float, default=3, help="of each side, a round")
+    parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     if args.make:
         return make(args.make, args.folder, args.tokenizer)
@@ -217,7 +217,7 @@ def main():
         print(f"least cosine of {sides[0].name} and {side.name}: {(vectors[0] * other).sum(1).min():.6f}")
     for tokens in args.tokens:
         for count in args.counts:
-            compare(sides, words, tokens, count, args.seconds)
+            compare(sides, words, tokens, count, args)
 
 
 main()

@@ -1,11 +1,11 @@
 //! Products of weights stored as integer codes, against float64.
 
 use super::invariance::keeps_rows;
-use super::{Random, backends, check, filled};
+use super::{Random, backends, check, check_relative, filled};
 use kernels::decode::decode;
 use kernels::ops::{
-    ALL_COLUMNS, Backend, CodeBits, ColumnOrder, DType, Encoding, Epilogue, GgmlBlocks, GgmlType, GroupedCodes,
-    GroupedFormat, HostMatrix, InputRounding, Levels, MatrixUse, WeightFormat, Zeros,
+    ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, Encoding, Epilogue, GgmlBlocks, GgmlType,
+    GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels, MatrixUse, WeightFormat, Zeros,
 };
 
 /// A stored matrix of made-up codes.
@@ -130,6 +130,11 @@ fn run(backend: &mut dyn Backend, stored: &Stored, n: usize, rows: usize, comput
     backend.matmul(input, matrix, Some(bias), Epilogue::Store, out);
     let what = format!("{} {rows} x {n} x {k} in {compute:?} of {:?}", backend.describe(), stored.format);
     check(&what, backend.read(out), &want, |index| bound[index]);
+    backend.activate(out, Activation::Silu);
+    let want: Vec<f64> = backend.read(out).iter().copied().map(f64::from).collect();
+    backend.host_mut(out).fill(f32::NAN);
+    backend.matmul_activated(input, matrix, Some(bias), Activation::Silu, out);
+    check_relative(&format!("{what}, activated"), backend.read(out), &want, 1e-6);
 }
 
 #[test]

@@ -44,6 +44,11 @@ pub(crate) struct CacheScales<'a> {
 }
 
 impl CacheScales<'_> {
+    /// Whether numbers are stored as they are.
+    pub(crate) fn are_one(&self) -> bool {
+        self.layer == KvScales::default() && self.heads.is_none()
+    }
+
     /// Those of a head.
     pub(crate) fn of(&self, head: usize) -> KvScales {
         let [key, value] = self.heads.map_or([1.0; 2], |scales| scales.map(|scales| scales[head]));

@@ -111,7 +111,7 @@ pub(crate) fn rope_and_cache(
             places.push((&*qkv, CacheSlot { block, slot: position % shape.block_size }));
         }
         match shape.dtype {
-            KvDType::Float(DType::F32) if to.factors == KvScales::default() => store_plain(isa, &places, heads, to.kv),
+            KvDType::Float(DType::F32) if to.scales.are_one() => store_plain(isa, &places, heads, to.kv),
             KvDType::Float(DType::F32) => store::<F32>(&places, heads, to),
             KvDType::Float(DType::Bf16) => store::<Bf16>(&places, heads, to),
             KvDType::Float(DType::F16) => store::<F16>(&places, heads, to),

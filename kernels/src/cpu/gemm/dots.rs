@@ -82,8 +82,8 @@ impl<'a> Job<'a> {
             panels: first_panel..w.panels().min(first_panel + TASK_PANELS),
             packed,
         };
-        let (rows, panels) =
-            (strip.blocks.start * self.rows..self.product.rows.min(strip.blocks.end * self.rows), strip.panels.clone());
+        let (block, panels) = (self.digits.rows, strip.panels.clone());
+        let rows = strip.blocks.start * block..self.product.rows.min(strip.blocks.end * block);
         vectorize_ints(self.isa, strip);
         // SAFETY: the strip wrote these columns, and nobody else does.
         unsafe { self.product.activate(self.isa, rows, panels) };

@@ -96,8 +96,9 @@ struct HopperPrefill : Scores {
     }
 
     // The product of queries and keys, and that of weights and the values of the tile of keys before.
-    DEVICE void multiply(f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[QUERY_REGISTERS], const u32 (&p)[KEYS / 4],
-        Place at, Place values, u32 group) const {
+    DEVICE void multiply(
+        f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[QUERY_REGISTERS], const u32 (&p)[KEYS / 4], Place at,
+        Place values, u32 group) const {
         barrier_wait(full_k + 8 * at.stage, at.parity);
         wait_for_turn(group);
         settle(s);

@@ -1,6 +1,6 @@
-// Rows of adapters on tensor cores: groups of rows of one slot, and what `lora_expand.cu` and `lora_gate.cu` share. Rows
-// and adapters are of one 16-bit type. Slots, ranks and groups are read from the device, so that a captured step serves
-// other adapters. The order of a sum depends on its length alone.
+// Rows of adapters on tensor cores: groups of rows of one slot, and what `lora_expand.cu` and `lora_gate.cu` share.
+// Rows and adapters are of one 16-bit type. Slots, ranks and groups are read from the device, so that a captured step
+// serves other adapters. The order of a sum depends on its length alone.
 #pragma once
 #include "mma.cuh"
 

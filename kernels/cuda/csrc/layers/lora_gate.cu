@@ -30,8 +30,8 @@ template <typename T, u32 N> struct Ahead {
     }
 };
 
-// out = silu(gate) * up of rows [gate | up], deltas of both added first: blocks (outputs, groups), where a warp takes 8 *
-// N outputs and DEPTH * TILES rows of every `gridDim.y`th group.
+// out = silu(gate) * up of rows [gate | up], deltas of both added first: blocks (outputs, groups), where a warp takes 8
+// * N outputs and DEPTH * TILES rows of every `gridDim.y`th group.
 template <typename T, u32 TILES>
 DEVICE void gate(
     const Shrunk& shrunk, const T* b, const AdapterRows& adapters, const T* gate_up, T* out, u32 width) {
@@ -67,8 +67,10 @@ DEVICE void gate(
         Deltas<TILES, N> deltas[2];
         for (u32 j = 0; j < max(ranks[0], ranks[1]); j += DEPTH) {
 #pragma unroll
-            for (u32 part = 0; part < 2; part++)
-                if (j > 0) weights[part].load(ahead.of(b, adapters, group.slot, part, width), ranks[part], width, first, j);
+            for (u32 part = 0; part < 2; part++) {
+                const T* from = ahead.of(b, adapters, group.slot, part, width);
+                if (j > 0) weights[part].load(from, ranks[part], width, first, j);
+            }
             __syncthreads();
             staged[0].fill(shrunk, adapters, brought[0], 0, j, ranks[0], 0);
             staged[1].fill(shrunk, adapters, brought[1], 1, j, ranks[1], second);

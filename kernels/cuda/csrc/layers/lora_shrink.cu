@@ -11,8 +11,8 @@ constexpr u32 SHARES = 8;
 DEVICE uint4 load_if(const void* from, bool valid) { return valid ? *(const uint4*)from : make_uint4(0, 0, 0, 0); }
 
 // shrunk[split][row][part][j] = the split's share of x[row] . a[slot][part][j]: blocks (parts of the output and inputs,
-// groups), where a block takes DEPTH outputs of at most 8 * TILES rows of every `gridDim.y`th group. A split has `length`
-// inputs. Where `gridDim.x` leaves splits to no block of their own, each block sums all of them.
+// groups), where a block takes DEPTH outputs of at most 8 * TILES rows of every `gridDim.y`th group. A split has
+// `length` inputs. Where `gridDim.x` leaves splits to no block of their own, each block sums all of them.
 template <typename T, u32 TILES>
 DEVICE void shrink(const T* x, const T* a, const AdapterRows& adapters, f32* shrunk, u32 inputs, u32 length) {
     constexpr u32 ROWS = 8 * TILES, EACH = DEPTH * ROWS / (32 * SHARES);

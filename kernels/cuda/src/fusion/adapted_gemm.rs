@@ -1,5 +1,5 @@
-//! Rule: a GEMM, what adapters add to it, and the gate of both are launched together, so that adapters' first halves come
-//! before the GEMM and their second halves gate.
+//! Rule: a GEMM, what adapters add to it, and the gate of both are launched together, so that adapters' first halves
+//! come before the GEMM and their second halves gate.
 
 use super::op::{Gated, Gemm, Op};
 use super::pass::{Verdict, rewrite};

@@ -1,12 +1,12 @@
-//! Adapters of layers: fixed slots, which rows use which, and the launches of `lora.cu`, where rows and adapters are not
-//! of one 16-bit type (see `lora_mma`).
+//! Adapters of layers: fixed slots, which rows use which, and the launches of `lora.cu`, where rows and adapters are
+//! not of one 16-bit type (see `lora_mma`).
 //!
 //! What a captured step names stays where it is: slots, their ranks, and the groups of the step's rows.
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::adapter_groups::{AdapterGroups, MANY, NONE};
-use super::lora_mma::{self, AdapterRows, Half};
+use super::lora_mma::{self, AdapterRows, Half, Parts};
 use super::saved::SavedMatrices;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
@@ -302,7 +302,7 @@ impl Adapters {
         assert_eq!(out.width, all, "width of what deltas are added to");
         let [b_at, ranks, ends] = [b, ranks, ends].map(|memory| ptr(memory.as_ref()));
         if lora_mma::expands(device, *dtype, *max_rank)
-            && self.half(site, b.as_ref()).expand(device, splits, (outputs, ends), out)
+            && self.half(site, b.as_ref()).expand(device, splits, Parts { outputs, ends }, out)
         {
             return;
         }

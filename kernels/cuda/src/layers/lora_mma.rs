@@ -98,6 +98,14 @@ fn grid(outputs: usize, layout: AdapterGroups, most: usize) -> [usize; 2] {
     [outputs, layout.groups.min((most / outputs).max(1))]
 }
 
+/// A layer's projections.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) outputs: &'a [usize],
+    /// Where on the device it says where each one's outputs end.
+    pub(crate) ends: CUdeviceptr,
+}
+
 impl Half {
     /// Shrinks rows; in how many parts the sums are left, or none where the kernel cannot be compiled.
     pub(crate) fn shrink(&self, device: &mut Device, x: View) -> Option<usize> {
@@ -111,15 +119,10 @@ impl Half {
         device.launch_special(special, shape, args![x.ptr, weights, rows, shrunk, inputs, length]).then_some(splits)
     }
 
-    /// Expands shrunk rows, and adds them. `ends`: where the parts' outputs end.
-    pub(crate) fn expand(
-        &self,
-        device: &mut Device,
-        splits: usize,
-        (outputs, ends): (&[usize], CUdeviceptr),
-        out: View,
-    ) -> bool {
+    /// Expands shrunk rows, and adds them.
+    pub(crate) fn expand(&self, device: &mut Device, splits: usize, parts: Parts<'_>, out: View) -> bool {
         let Self { layout, rows, weights, dtype, shrunk } = *self;
+        let Parts { outputs, ends } = parts;
         let blocks = outputs.iter().map(|outputs| outputs.div_ceil(OUTPUTS * EXPANDERS)).sum();
         let shape = Shape { grid: grid(blocks, layout, EXPAND_BLOCKS), block: 32 * EXPANDERS, shared: 0 };
         let [splits, all] = [splits, out.width].map(|size| size as u32);

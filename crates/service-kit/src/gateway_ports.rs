@@ -45,7 +45,7 @@ impl GatewayPorts {
         self.at(SHARED + u16::try_from(engine).unwrap_or(MOST_SCHEDULERS).min(MOST_SCHEDULERS))
     }
 
-    /// The host and the numbers of all ports, where there are so many engines.
+    /// The host and the numbers of all ports, for a number of engines.
     pub fn all(&self, engines: u32) -> (&str, std::ops::Range<u16>) {
         let engines = u16::try_from(engines).unwrap_or(MOST_SCHEDULERS).min(MOST_SCHEDULERS);
         (&self.host, self.first..self.first + SHARED + engines)

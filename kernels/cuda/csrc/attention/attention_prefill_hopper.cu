@@ -21,12 +21,9 @@
 #endif
 #include "prefill_scores.cuh"
 
-// A thread's part of a group's queries.
-#define QUERY_REGISTERS (DIM / 4)
-
 struct HopperPrefill : Scores {
     // This thread's part of the queries of its group's rows, as products take them from registers.
-    DEVICE void take_queries(u32 (&q)[QUERY_REGISTERS], u32 group) const {
+    DEVICE void take_queries(u32 (&q)[DIM / 4], u32 group) const {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
@@ -37,7 +34,7 @@ struct HopperPrefill : Scores {
         }
     }
 
-    DEVICE void multiply_keys(f32 (&s)[KEYS / 2], const u32 (&q)[QUERY_REGISTERS], u32 group, u32 stage) const {
+    DEVICE void multiply_keys(f32 (&s)[KEYS / 2], const u32 (&q)[DIM / 4], u32 group, u32 stage) const {
         const u32 from_q = shared_q + group * (64 * ROW_BYTES), from_k = shared_k + stage * TILE_BYTES;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
@@ -81,7 +78,7 @@ struct HopperPrefill : Scores {
     }
 
     // Waits for the tile of a turn and its queries; false if there is no more work.
-    DEVICE bool begin(Rows& rows, u32 (&q)[QUERY_REGISTERS], u32 turn, u32 group) const {
+    DEVICE bool begin(Rows& rows, u32 (&q)[DIM / 4], u32 turn, u32 group) const {
         const Tile& tile = hold(turn);
         if (tile.tiles == 0) return false;
         begin_rows(rows, tile, group);
@@ -96,9 +93,8 @@ struct HopperPrefill : Scores {
     }
 
     // The product of queries and keys, and that of weights and the values of the tile of keys before.
-    DEVICE void multiply(
-        f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[QUERY_REGISTERS], const u32 (&p)[KEYS / 4], Place at,
-        Place values, u32 group) const {
+    DEVICE void multiply(f32 (&s)[KEYS / 2], f32 (&o)[DIM / 2], const u32 (&q)[DIM / 4], const u32 (&p)[KEYS / 4],
+        Place at, Place values, u32 group) const {
         barrier_wait(full_k + 8 * at.stage, at.parity);
         wait_for_turn(group);
         settle(s);
@@ -117,7 +113,7 @@ struct HopperPrefill : Scores {
     }
 
     // The scores of the block's first tile of keys: there are no values yet.
-    DEVICE void multiply_first(f32 (&s)[KEYS / 2], const u32 (&q)[QUERY_REGISTERS], Place at, u32 group) const {
+    DEVICE void multiply_first(f32 (&s)[KEYS / 2], const u32 (&q)[DIM / 4], Place at, u32 group) const {
         barrier_wait(full_k + 8 * at.stage, at.parity);
         settle(s);
         products_begin();
@@ -139,7 +135,7 @@ struct HopperPrefill : Scores {
 
     DEVICE void consume(T* out, u32 group) const {
         f32 s[KEYS / 2], o[DIM / 2] = {}, shrink[2], factor[2];
-        u32 p[KEYS / 4], q[QUERY_REGISTERS], turn = 0, index = 1;
+        u32 p[KEYS / 4], q[DIM / 4], turn = 0, index = 1;
         Rows rows;
         Place at = {0, 0}, values = at;
         if (group == 1) pass_turn(group);

@@ -2,8 +2,6 @@
 #pragma once
 #include "warp_dots.cuh"
 
-// Slot of a row without an adapter.
-constexpr u32 NO_ADAPTER = 0xffffffffu;
 // Rows of a block where there are many, which share what is read of their adapter; and dots of such a block, which
 // share what is read of the rows.
 constexpr u32 EACH = 8, DOTS = 4;

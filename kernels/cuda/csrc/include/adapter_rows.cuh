@@ -4,15 +4,13 @@
 #pragma once
 #include "mma.cuh"
 
-// Slot of a row without an adapter.
-constexpr u32 NO_ADAPTER = 0xffffffffu;
 // Ranks that a product of tensor cores sums over, and rows of one.
 constexpr u32 DEPTH = 16;
 // Warps of a block that expands: each has outputs of its own.
 constexpr u32 EXPANDERS = 4;
 
 // Rows of one slot: `order[first]` and those that follow it.
-struct Group { u32 slot, first, count, unused; };
+struct Group { u32 slot, first, count; };
 
 // The groups of a step's rows, and ranks of a layer's slots. `src/layers/lora.rs` has its twin.
 struct AdapterRows {

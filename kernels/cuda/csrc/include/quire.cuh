@@ -141,6 +141,8 @@ DEVICE void touch(const f32* at) {
 }
 
 #define NOBODY 0xffffffffu
+// Slot of a row without an adapter.
+constexpr u32 NO_ADAPTER = 0xffffffffu;
 
 // The step's rows and sequences; see README.md. `src/batch.rs` has its twin.
 struct Batch {

@@ -137,11 +137,16 @@ impl CudaBackend {
             if self.matmul.run_between(&mut self.device, &mut product, before, After::default()) {
                 return;
             }
-            self.launch(Op::Norm(split.whole()));
-            self.pass.norm_is_whole();
+            self.launch_whole(&split);
         }
         let product = product(gemm, &self.matrices, &mut self.vectors);
         self.matmul.run(&mut self.device, product);
+    }
+
+    /// A split norm in full.
+    fn launch_whole(&mut self, split: &SplitNorm) {
+        self.launch(Op::Norm(split.whole()));
+        self.pass.norm_is_whole();
     }
 
     /// A GEMM and a gate: together where that is possible, and the fastest.
@@ -164,10 +169,7 @@ impl CudaBackend {
 
     /// A GEMM and what adapters add to it. Rows are shrunk before it, so that its weights come meanwhile.
     fn launch_adapted(&mut self, gemm: &Gemm, lora: Lora, gated: Option<Gated>) {
-        if let Some(split) = gemm.before {
-            self.launch(Op::Norm(split.whole()));
-            self.pass.norm_is_whole();
-        }
+        gemm.before.iter().for_each(|split| self.launch_whole(split));
         let splits = self.lora.shrink(&mut self.device, lora);
         self.launch_gemm(&Gemm { before: None, ..*gemm });
         if gated.is_some_and(|gated| self.lora.gate(&mut self.device, lora, splits, gated.out)) {
@@ -196,8 +198,7 @@ impl CudaBackend {
         } else {
             self.launch_gemm(&sum);
         }
-        self.pass.norm_is_whole();
-        self.launch(Op::Norm(split.whole()));
+        self.launch_whole(&split);
     }
 
     /// Tells the background autotuner of a GEMM, and orders what it may be done by when it comes for the first time.

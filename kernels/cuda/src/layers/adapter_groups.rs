@@ -1,6 +1,6 @@
 //! Rows of a step in groups of one adapter's slot: kernels read an adapter once for all rows of a group.
 //!
-//! What a captured step names stays where it is: as many groups as there can be of so many rows, of which some are
+//! What a captured step names stays where it is: as many groups as that number of rows can have, of which some are
 //! empty, then the rows in the order of their slots, then the slots of the rows as they are.
 
 use std::ops::Range;
@@ -9,9 +9,9 @@ use std::ops::Range;
 pub(crate) const NONE: u32 = u32::MAX;
 /// Rows from which on groups are large, and a block sums all inputs.
 pub(crate) const MANY: usize = 512;
-/// Words of a group: its slot, where its rows begin in the order, how many they are, and one that is unused (`struct
-/// Group` of csrc/include/adapter_rows.cuh).
-const WORDS: usize = 4;
+/// Words of a group: its slot, where its rows begin in the order, and how many they are (`struct Group` of
+/// csrc/include/adapter_rows.cuh).
+const WORDS: usize = 3;
 
 /// Where a step's groups, order and slots lie among its words.
 #[derive(Clone, Copy, Default, Debug)]
@@ -78,7 +78,7 @@ impl AdapterGroups {
             for first in (begin..end).step_by(Self::tile(self.rows)) {
                 let size = (end - first).min(Self::tile(self.rows));
                 let group = groups.next().expect("as many groups as there can be");
-                group.copy_from_slice(&[slot, first as u32, size as u32, 0]);
+                group.copy_from_slice(&[slot, first as u32, size as u32]);
             }
             begin = end;
         }

@@ -1,7 +1,7 @@
 //! Products of integer codes on the tile unit, with the bits of [`super::dots`]: sixteen rows times sixteen columns
 //! times 64 bytes of k an instruction.
 //!
-//! The integer sum of a block of k is exact, whoever makes it. With codes of four bits one tile product takes both
+//! The integer sum of a block of k is exact, by either kernel. With codes of four bits one tile product takes both
 //! digits of a chunk of rows: a tile of weights has sixteen times each code, then each code itself. With codes of eight
 //! bits each digit is a product. Codes are made signed bytes in the threads' own memory, some of k at a time, for all
 //! rows of a task.

@@ -85,7 +85,7 @@ impl<'a> Job<'a> {
         let (block, panels) = (self.digits.rows, strip.panels.clone());
         let rows = strip.blocks.start * block..self.product.rows.min(strip.blocks.end * block);
         vectorize_ints(self.isa, strip);
-        // SAFETY: the strip wrote these columns, and nobody else does.
+        // SAFETY: the strip wrote these columns, and no other task does.
         unsafe { self.product.activate(self.isa, rows, panels) };
     }
 }

@@ -59,7 +59,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Whether each of so many threads packs all rows for itself.
+    /// Whether each of this number of threads packs all rows for itself.
     fn packs_alone(&self, threads: usize) -> bool {
         matches!(self, Self::Lanes(job) if threads > 1 && job.packs_alone(threads))
     }

@@ -118,7 +118,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Whether each of so many threads packs all rows for itself: they are enough to wait for, they fit its cache, and
+    /// Whether each thread packs all rows for itself: `threads` are enough to wait for, rows fit its cache, and
     /// it has many columns to multiply them with.
     pub(super) fn packs_alone(&self, threads: usize) -> bool {
         const MOST_BYTES: usize = 1 << 20;
@@ -180,7 +180,7 @@ impl<'a> Job<'a> {
                 }
             }
         }
-        // SAFETY: the strip wrote these columns, and nobody else does.
+        // SAFETY: the strip wrote these columns, and no other task does.
         unsafe { product.activate(isa, rows, panels) };
     }
 }

@@ -84,7 +84,7 @@ impl<'a> Job<'a> {
         let modes = flush_denormals();
         vectorize(Isa::Amx, strip);
         restore(modes);
-        // SAFETY: the strip wrote these columns, and nobody else does.
+        // SAFETY: the strip wrote these columns, and no other task does.
         unsafe { self.product.activate(Isa::Amx, 0..self.product.rows, panels) };
     }
 }

@@ -2,13 +2,12 @@
 
 use std::{
     fs,
-    net::TcpListener,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
-use e2e_tests::{Client, Server};
+use e2e_tests::{Client, Server, free_port};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -64,7 +63,7 @@ async fn a_real_prometheus_scrapes_it() -> anyhow::Result<()> {
     let server = Server::start(&[]).await?;
     let (status, _) = server.client().post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 9})).await?;
     ensure!(status == 200, "{status}");
-    let prometheus = Prometheus::start(server.port)?;
+    let prometheus = Prometheus::start(server.port).await?;
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if prometheus.query("sum(vllm:generation_tokens_total)").await.is_some_and(|value| value == 9.0) {
@@ -105,21 +104,21 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    fn start(target: u16) -> anyhow::Result<Self> {
+    async fn start(target: u16) -> anyhow::Result<Self> {
         let config = format!(
             "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: quire\n  static_configs:\n  \
              - targets: ['127.0.0.1:{target}']\n"
         );
-        Self::with_config(&config)
+        Self::with_config(&config).await
     }
 
-    /// Starts it with a configuration; installs it where it is not there.
-    pub fn with_config(config: &str) -> anyhow::Result<Self> {
+    /// Starts it with a configuration and waits until it answers; installs it where it is not there.
+    pub async fn with_config(config: &str) -> anyhow::Result<Self> {
         if Command::new("prometheus").arg("--version").output().is_err() {
             install_prometheus()?;
         }
         let dir = tempfile::tempdir()?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         fs::write(dir.path().join("prometheus.yml"), config)?;
         let log = fs::File::create(dir.path().join("log"))?;
         let child = Command::new("prometheus")
@@ -129,7 +128,22 @@ impl Prometheus {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
-        Ok(Self { child, client: Client::new(format!("http://127.0.0.1:{port}")), dir })
+        let mut prometheus = Self { child, client: Client::new(format!("http://127.0.0.1:{port}")), dir };
+        prometheus.answers().await?;
+        Ok(prometheus)
+    }
+
+    /// Waits until it has read its storage and serves queries.
+    async fn answers(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !matches!(self.client.get("/-/ready").await, Ok((200, _))) {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("Prometheus ended with {status}: {}", self.log());
+            }
+            ensure!(Instant::now() < deadline, "Prometheus does not answer: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
     }
 
     async fn query(&self, expression: &str) -> Option<f64> {

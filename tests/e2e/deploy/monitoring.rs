@@ -46,7 +46,7 @@ fn every_alert_is_explained() -> anyhow::Result<()> {
 async fn no_panel_is_empty() -> anyhow::Result<()> {
     // So narrow that some requests are refused.
     let server = Server::start(&["--max-num-seqs=2", "--max-num-queued-reqs=1"]).await?;
-    let prometheus = Prometheus::with_config(&quick_config(server.port)?)?;
+    let prometheus = Prometheus::with_config(&quick_config(server.port)?).await?;
     let load: Vec<_> = (0..4).map(|number| tokio::spawn(load(server.client(), number))).collect();
     let mut asked = panels()?;
     asked.extend(of_vllm::queries().into_iter().map(|query| ("a dashboard for vLLM".to_owned(), query)));

@@ -123,6 +123,16 @@ fn check_norm(backend: &mut dyn Backend, width: usize, kind: NormKind, with_weig
     let (input, addend) = (filled(backend, width, &x), filled(backend, width, &delta));
     backend.add_norm_in_place(input, addend, norm);
     check_relative("add_norm_in_place", backend.read(input), &reference(&sum), 1e-5);
+
+    // What is added is normed before, in place.
+    let (input, addend) = (filled(backend, width, &x), filled(backend, width, &delta));
+    backend.host_mut(out).fill(f32::NAN);
+    backend.norm(addend, norm, addend);
+    backend.add_norm(input, addend, norm, out);
+    let sum: Vec<f64> = x.iter().zip(reference(&delta)).map(|(x, delta)| f64::from(*x) + delta).collect();
+    check_relative("residual of a normed addend", backend.read(input), &sum, 1e-5);
+    let sum: Vec<f32> = sum.iter().map(|sum| *sum as f32).collect();
+    check_relative("norm, add_norm", backend.read(out), &reference(&sum), 1e-5);
 }
 
 #[test]

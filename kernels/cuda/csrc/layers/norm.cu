@@ -21,7 +21,7 @@ DEVICE f32 normed(const Norm& norm, f32 x, f32 mean, f32 factor, u32 i) {
 
 // Four elements at a time. How often at most a thread takes them for a row to be kept is `TIMES`: where that is little,
 // threads need few registers, a multiprocessor has more rows on their way, and many rows come at the speed of memory.
-constexpr u32 EACH = 4, USUAL = 2, WIDE = 4;
+constexpr u32 EACH = 4, USUAL = 2, WIDE = 4, MOST_THREADS = 1024;
 
 DEVICE float4 load_four(const f32* x) { return *(const float4*)x; }
 template <typename T> DEVICE float4 load_four(const T* x) {
@@ -60,6 +60,26 @@ DEVICE float4 normed_four(const Norm& norm, float4 x, f32 mean, f32 factor, u32 
 template <u32 TIMES> struct Row {
     float4 x[TIMES];
 
+    template <typename In> DEVICE void read(const In* row, u32 width) {
+#pragma unroll
+        for (u32 i = 0; i < TIMES; i++) {
+            u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+            if (at < width) x[i] = load_four(row + at);
+        }
+    }
+
+    // The sum of two rows, of which `a` and `b` give four elements each, written too.
+    template <typename A, typename B> DEVICE void add(A a, B b, f32* to, u32 width) {
+#pragma unroll
+        for (u32 i = 0; i < TIMES; i++) {
+            u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+            if (at >= width) break;
+            float4 y = a(i, at), z = b(i, at);
+            x[i] = make_float4(y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
+            store_four(to + at, x[i]);
+        }
+    }
+
     DEVICE f32 square_sum(f32 mean, u32 width) const {
         f32 sum = 0.0f;
 #pragma unroll
@@ -71,7 +91,8 @@ template <u32 TIMES> struct Row {
         return sum;
     }
 
-    template <typename Out> DEVICE void write(const Norm& norm, Out* out, u32 width) const {
+    // Calls `to` with four normed elements and where they begin.
+    template <typename To> DEVICE void norm(const Norm& norm, u32 width, To to) const {
         f32 mean = 0.0f;
         if (norm.subtract_mean) {
             f32 sum = 0.0f;
@@ -85,8 +106,16 @@ template <u32 TIMES> struct Row {
         for (u32 i = 0; i < TIMES; i++) {
             u32 at = (i * blockDim.x + threadIdx.x) * EACH;
             if (at >= width) break;
-            store_four(out + at, normed_four(norm, x[i], mean, factor, at));
+            to(i, at, normed_four(norm, x[i], mean, factor, at));
         }
+    }
+
+    template <typename Out> DEVICE void write(const Norm& how, Out* out, u32 width) const {
+        norm(how, width, [&](u32, u32 at, float4 y) { store_four(out + at, y); });
+    }
+
+    DEVICE void norm_in_place(const Norm& how, u32 width) {
+        norm(how, width, [&](u32 i, u32, float4 y) { x[i] = y; });
     }
 };
 
@@ -124,12 +153,13 @@ template <u32 TIMES, typename In, typename Out> DEVICE void norm(const In* x, co
     u64 row = blockIdx.x * (u64)width;
     if (!is_kept<TIMES>(width)) return norm_row(x + row, norm, out + row, width);
     Row<TIMES> kept;
-#pragma unroll
-    for (u32 i = 0; i < TIMES; i++) {
-        u32 at = (i * blockDim.x + threadIdx.x) * EACH;
-        if (at < width) kept.x[i] = load_four(x + row + at);
-    }
+    kept.read(x + row, width);
     kept.write(norm, out + row, width);
+}
+
+// Each thread reads back only what it wrote here itself.
+template <typename Delta> DEVICE void add_row(f32* residual, const Delta* delta, u32 width) {
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) residual[i] += load(delta[i]);
 }
 
 template <u32 TIMES, typename Delta, typename Out>
@@ -139,20 +169,36 @@ DEVICE void add_norm(f32* residual, const Delta* delta, const Norm& norm, Out* o
     wait_for_inputs();
     u64 row = blockIdx.x * (u64)width;
     if (!is_kept<TIMES>(width)) {
-        // Each thread reads back below only what it wrote here itself.
-        for (u32 i = threadIdx.x; i < width; i += blockDim.x) residual[row + i] += load(delta[row + i]);
+        add_row(residual + row, delta + row, width);
         return norm_row(residual + row, norm, out + row, width);
     }
-    Row<TIMES> kept;
-#pragma unroll
-    for (u32 i = 0; i < TIMES; i++) {
-        u32 at = (i * blockDim.x + threadIdx.x) * EACH;
-        if (at >= width) break;
-        float4 a = load_four(residual + row + at), b = load_four(delta + row + at);
-        kept.x[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-        store_four(residual + row + at, kept.x[i]);
+    Row<TIMES> sum;
+    auto stored = [&](u32, u32 at) { return load_four(residual + row + at); };
+    auto added = [&](u32, u32 at) { return load_four(delta + row + at); };
+    sum.add(stored, added, residual + row, width);
+    sum.write(norm, out + row, width);
+}
+
+// `residual += norm(delta); out = norm(residual)`: a norm of the addend comes first, which is as if it were written.
+template <u32 TIMES, typename Out>
+DEVICE void norm_add_norm(f32* residual, f32* delta, const Norm& first, const Norm& norm, Out* out, u32 width) {
+    launch_dependents();
+    fetch_params(first, width);
+    fetch_params(norm, width);
+    wait_for_inputs();
+    u64 row = blockIdx.x * (u64)width;
+    if (!is_kept<TIMES>(width)) {
+        norm_row(delta + row, first, delta + row, width);
+        add_row(residual + row, delta + row, width);
+        return norm_row(residual + row, norm, out + row, width);
     }
-    kept.write(norm, out + row, width);
+    Row<TIMES> sum, added;
+    added.read(delta + row, width);
+    sum.read(residual + row, width);
+    added.norm_in_place(first, width);
+    auto stored = [&](u32 i, u32) { return sum.x[i]; };
+    sum.add(stored, [&](u32 i, u32) { return added.x[i]; }, residual + row, width);
+    sum.write(norm, out + row, width);
 }
 
 // `stride`: from one head's parameters to the next one's; 0 where all share theirs.
@@ -194,6 +240,15 @@ template <typename T> DEVICE void head_norm(
         f32* residual, const IN* delta, const Norm how, OUT* out, u32 width) { \
         add_norm<WIDE>(residual, delta, how, out, width); \
     }
+#define NORM_ADD_NORM(OUT) \
+    extern "C" __global__ void norm_add_norm_f32_##OUT( \
+        f32* residual, f32* delta, const Norm first, const Norm how, OUT* out, u32 width) { \
+        norm_add_norm<USUAL>(residual, delta, first, how, out, width); \
+    } \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_add_norm_wide_f32_##OUT( \
+        f32* residual, f32* delta, const Norm first, const Norm how, OUT* out, u32 width) { \
+        norm_add_norm<WIDE>(residual, delta, first, how, out, width); \
+    }
 #define HEAD_NORM(T) \
     extern "C" __global__ void head_norm_##T( \
         T* x, const Norm how, u32 first_col, u32 heads, u32 dim, u32 width, u32 stride) { \
@@ -207,6 +262,9 @@ NORM(bf16, f32)
 NORM(f16, f32)
 NORM(bf16, bf16)
 NORM(f16, f16)
+NORM_ADD_NORM(f32)
+NORM_ADD_NORM(bf16)
+NORM_ADD_NORM(f16)
 HEAD_NORM(f32)
 HEAD_NORM(bf16)
 HEAD_NORM(f16)

@@ -327,6 +327,11 @@ impl Bench {
             let work = |bytes: usize| Work { bytes: (rows * bytes) as f64, flops: 0.0 };
             let seconds = self.time(leads, |backend, _| backend.add_norm(x, delta, norm, normed));
             self.report(model.name, &format!("add and norm, {rows} rows"), seconds, work(14 * hidden));
+            let seconds = self.time(leads, |backend, _| {
+                backend.norm(delta, norm, delta);
+                backend.add_norm(x, delta, norm, normed);
+            });
+            self.report(model.name, &format!("norm, add and norm, {rows} rows"), seconds, work(14 * hidden));
             let seconds = self.time(leads, |backend, _| backend.rope_and_cache(qkv, heads, rope, cache));
             let cached = heads.kv * heads.dim * 2 * 2;
             self.report(

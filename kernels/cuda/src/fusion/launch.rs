@@ -96,6 +96,7 @@ impl CudaBackend {
             Op::AdaptedGemm(gemm, lora) => self.launch_adapted(&gemm, lora, None),
             Op::AdaptedGatedGemm(gemm, lora, gated) => self.launch_adapted(&gemm, lora, Some(gated)),
             Op::AddNormGemm(gemm, norm, by) => self.launch_added(&gemm, &norm, by),
+            Op::NormAddNorm(first, sum) => norm::norm_add_norm(&mut self.device, first.params, sum),
         }
     }
 

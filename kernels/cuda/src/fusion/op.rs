@@ -40,6 +40,8 @@ pub(crate) enum Op {
     AdaptedGatedGemm(Gemm, Lora, Gated),
     /// A GEMM whose outputs are added to the norm's residual instead of being written.
     AddNormGemm(Gemm, AddNorm, NormBy),
+    /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
+    NormAddNorm(Norm, AddNorm),
 }
 
 /// `out = norm(x)`.

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::fusion::op::HeadNorm;
+use crate::fusion::op::{AddNorm, HeadNorm};
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -45,6 +45,15 @@ pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params:
     let name = Name::in_file("norm", by_width(residual.width, "add_norm", "add_norm_wide"), &[delta.dtype, out.dtype]);
     let shape = shape(residual.rows, residual.width);
     device.launch_early(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
+}
+
+/// `first`: a norm of the sum's addend, f32 too, which is left in any state.
+pub(crate) fn norm_add_norm(device: &mut Device, first: Params, sum: AddNorm) {
+    let AddNorm { residual, delta, params, out } = sum;
+    let function = by_width(residual.width, "norm_add_norm", "norm_add_norm_wide");
+    let name = Name::in_file("norm", function, &[delta.dtype, out.dtype]);
+    let shape = shape(residual.rows, residual.width);
+    device.launch_early(name, shape, args![residual.ptr, delta.ptr, first, params, out.ptr, residual.width as u32]);
 }
 
 /// Norm of `heads` heads of `dim` columns from `first_col` on, in place.

@@ -288,7 +288,7 @@ impl Loading<'_> {
         }
         // In a cache that holds what is computed, numbers need no scale.
         let scales = match cache {
-            KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights, device.backend.scales_cached_heads())?,
+            KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
             KvDType::Float(_) => vec![LayerScales::default(); spec.layers.len()],
         };
         let layers = stage_layers(&options.placement.stage, &spec, &names, &*weights)?;

@@ -224,10 +224,6 @@ impl Load for CpuBackend {
         KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default(), head_scales: None }
     }
 
-    fn scales_cached_heads(&self) -> bool {
-        true
-    }
-
     fn new_state(&mut self, slots: usize, len: usize) -> State {
         self.states.push(recurrent::state::States::new(slots, len));
         State(newest(&self.states))

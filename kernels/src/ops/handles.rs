@@ -36,7 +36,7 @@ pub struct KvLayer {
     pub table: u32,
     /// Of the layer's keys and values.
     pub scales: KvScales,
-    /// Of each K/V head, times those of the layer; where a device [scales heads](super::Load::scales_cached_heads).
+    /// Of each K/V head, times those of the layer, in a cache of 8-bit floats.
     pub head_scales: Option<HeadScales>,
 }
 

@@ -84,11 +84,6 @@ pub trait Load {
     /// Allocates KV memory, once; it answers with table 0.
     fn new_kv(&mut self, shape: KvShape) -> KvLayer;
 
-    /// Whether caches take a scale for each K/V head beside one for all.
-    fn scales_cached_heads(&self) -> bool {
-        false
-    }
-
     /// Allocates one layer's recurrent states: `slots` rows of `len` f32.
     fn new_state(&mut self, slots: usize, len: usize) -> State;
 }

@@ -3,8 +3,8 @@
 
 use super::{Random, backends, check, check_relative, filled_in, gpu, poisoned};
 use kernels::ops::{
-    Attention, Backend, Batch, DType, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, RelativeBias, Rope, RopeStyle,
-    RowSelection, Sequence,
+    Attention, Backend, Batch, DType, HeadScales, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, RelativeBias, Rope,
+    RopeStyle, RowSelection, Sequence,
 };
 use kernels_cuda::{AttentionBackend, CudaOptions};
 
@@ -120,7 +120,17 @@ pub struct Extras {
     pub scale: Option<f32>,
     /// What the cache keeps keys and values divided by.
     pub scales: KvScales,
+    /// The same of the keys, and of the values, of each key head, times those of the layer.
+    pub head_scales: Option<[Vec<f32>; 2]>,
     pub mask: Mask,
+}
+
+impl Extras {
+    /// Of a key head's keys and values.
+    fn scales_of(&self, head: usize) -> KvScales {
+        let [key, value] = self.head_scales.as_ref().map_or([1.0; 2], |[key, value]| [key[head], value[head]]);
+        KvScales { key: self.scales.key * key, value: self.scales.value * value }
+    }
 }
 
 /// One query head of a row.
@@ -201,8 +211,12 @@ fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
         let (keys, values) = (heads.q * heads.dim, (heads.q + heads.kv) * heads.dim);
         for row in &mut rows {
             let kept = |x: &mut f32, scale: f32| *x = super::round_cached(*x * (1.0 / scale), case.dtype) * scale;
-            row[keys..values].iter_mut().for_each(|x| kept(x, case.extras.scales.key));
-            row[values..].iter_mut().for_each(|x| kept(x, case.extras.scales.value));
+            for (head, key) in row[keys..values].chunks_mut(heads.dim).enumerate() {
+                key.iter_mut().for_each(|x| kept(x, case.extras.scales_of(head).key));
+            }
+            for (head, value) in row[values..].chunks_mut(heads.v_dim).enumerate() {
+                value.iter_mut().for_each(|x| kept(x, case.extras.scales_of(head).value));
+            }
         }
         all.extend(samples(part, heads).map(|(step, head)| {
             reference(&rows, Query { position: part.start + step, heads, head }, scale, case.extras)
@@ -230,6 +244,10 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
         let backend = &mut **backend;
         let mut world = World { acts, ..World::new(backend, heads, block_size, dtype, &lengths) };
         world.kv.scales = extras.scales;
+        world.kv.head_scales = extras
+            .head_scales
+            .as_ref()
+            .map(|[key, value]| HeadScales { key: backend.load_vector(key), value: backend.load_vector(value) });
         world.step(backend, &history, |sequence, position| rounded_row(width, sequence, position, acts));
         let qkv = world.step(backend, parts, |sequence, position| rounded_row(width, sequence, position, acts));
         let layer = Attention {
@@ -393,9 +411,12 @@ fn scales_of_keys_and_values() {
     let scales = KvScales { key: 0.013, value: 0.3 };
     for dim in [32, 64, 128] {
         let (heads, sinks) = (Heads { q: 4, kv: 2, dim, v_dim: dim }, Some(vec![0.5, -2.0, 3.0, 0.0]));
+        let (alone, beside) = ([vec![0.013, 0.4], vec![0.02, 1.7]], [vec![0.7, 1.9], vec![1.2, 0.6]]);
+        let head_scales = Some(beside);
         for extras in &[
             Extras { scales, ..Extras::default() },
-            Extras { scales, window: Some(50), sinks, soft_cap: Some(8.0), ..Extras::default() },
+            Extras { head_scales: Some(alone), ..Extras::default() },
+            Extras { scales, head_scales, window: Some(50), sinks, soft_cap: Some(8.0), ..Extras::default() },
         ] {
             for acts in [DType::F32, DType::Bf16] {
                 let parts = &mix();

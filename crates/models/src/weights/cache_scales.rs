@@ -20,14 +20,9 @@ pub(crate) struct LayerScales {
 }
 
 /// Each layer's scales: 1 where there are none. Fails where one cannot be used, or belongs to nothing that could use
-/// it; of heads unless the device `takes_heads`.
-pub(crate) fn read(
-    spec: &ModelSpec,
-    names: &Names,
-    weights: &dyn Weights,
-    takes_heads: bool,
-) -> Result<Vec<LayerScales>, LoadError> {
-    let mut found = Found { tensors: weights.numbers(&ENDS)?, takes_heads };
+/// it.
+pub(crate) fn read(spec: &ModelSpec, names: &Names, weights: &dyn Weights) -> Result<Vec<LayerScales>, LoadError> {
+    let mut found = Found { tensors: weights.numbers(&ENDS)? };
     if found.tensors.is_empty() {
         return Ok(vec![LayerScales::default(); spec.layers.len()]);
     }
@@ -51,8 +46,6 @@ pub(crate) fn read(
 /// Scales in the files that no layer has taken yet.
 struct Found {
     tensors: BTreeMap<String, Vec<f32>>,
-    /// Whether a scale for each head can be used.
-    takes_heads: bool,
 }
 
 impl Found {
@@ -93,7 +86,6 @@ impl Found {
             1 if is_scale(&scales[0]) => return Ok(Some((tensor, scales))),
             count if count != 1 && count != heads => "it has neither one number nor one for each key/value head",
             _ if !scales.iter().all(is_scale) => "a scale is a positive number",
-            _ if !self.takes_heads => "this device takes one scale for all heads of a layer, not one for each",
             _ => return Ok(Some((tensor, scales))),
         };
         Err(LoadError::CacheScale { tensor, reason })

@@ -42,7 +42,7 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
     u32 end = layer.seen_end(position, batch.start[sequence] + batch.num_rows[sequence]);
     u32 first = position + 1 > layer.window ? position + 1 - layer.window : 0;
     const u32* table = batch.blocks + batch.first_block[sequence];
-    f32 slope = layer.alibi ? layer.alibi[head] : 0.0f;
+    f32 slope = layer.alibi ? layer.alibi[head] : 0.0f, scale = layer.scale_of<C>(kv_head);
     f32 highest = layer.sinks ? layer.sinks[head] : -infinity();
     f32 total = layer.sinks ? 1.0f : 0.0f;
     f32 sums[MOST_PER_THREAD] = {};
@@ -53,7 +53,7 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
             u64 block = table[key / layer.block_size];
             u64 token = (block * layer.kv_heads + kv_head) * layer.block_size + key % layer.block_size;
             tokens[threadIdx.x] = token;
-            score = dot(q, keys + token * layer.dim, layer.dim) * layer.scale;
+            score = dot(q, keys + token * layer.dim, layer.dim) * scale;
             if (layer.soft_cap > 0.0f) score = layer.soft_cap * tanhf(score / layer.soft_cap);
             score -= slope * fabsf((f32)((int)position - (int)key));
             if (layer.relative) score += layer.bias(head, position, key);
@@ -77,7 +77,7 @@ DEVICE void attend(const T* qkv, const Batch& batch, const Attention& layer, con
 #pragma unroll
     for (u32 part = 0; part < MOST_PER_THREAD; ++part) {
         u32 i = part * THREADS + threadIdx.x;
-        if (i < layer.v_dim) to[i] = Cast<T>::from(sums[part] / total * layer.v_scale);
+        if (i < layer.v_dim) to[i] = Cast<T>::from(sums[part] / total * layer.v_scale_of<C>(kv_head));
     }
 }
 

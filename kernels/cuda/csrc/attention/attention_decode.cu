@@ -207,10 +207,11 @@ struct Decode {
             for (u32 tile = 0; tile < TILES_Q; tile++)
                 Tensor<Operand>::multiply(s[tile], a[0], a[1], a[2], a[3], q[tile][k][0], q[tile][k][1]);
         }
+        const f32 scale = attention.scale_of<Cached>(kv_head(at)) * LOG2E;
 #pragma unroll
         for (u32 tile = 0; tile < TILES_Q; tile++)
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) s[tile][i] *= attention.scale * LOG2E;
+            for (u32 i = 0; i < 4; i++) s[tile][i] *= scale;
         if (attention.soft_cap != 0.0f || attention.alibi) bend(at, first, s);
         if (first < at.begin || first + KEYS > at.end) {
 #pragma unroll
@@ -308,7 +309,7 @@ struct Decode {
             factor = exp2_fast(all.most - most);
             all.weight = all.weight * factor + exp2_fast(sink - most);
         }
-        factor *= attention.v_scale / all.weight;
+        factor *= attention.v_scale_of<Cached>(kv_head(at)) / all.weight;
         u32* to = (u32*)(out + ((size_t)at.row * attention.q_heads + q_head) * V_DIM + column);
         const float4 sum = all.sum;
         *(uint2*)to = make_uint2(

@@ -109,12 +109,13 @@ struct Prefill {
     // Scores times log2(e); -infinity where not visible.
     DEVICE void finish_scores(f32 (&s)[KEYS / 8][4], u32 first, bool all_visible) const {
         const u32 t = threadIdx.x % 4;
+        const f32 scale = attention.scale_of<Cached>(kv_head);
 #pragma unroll
         for (u32 i = 0; i < KEYS / 8; i++)
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u32 key = first + 8 * i + 2 * t + j % 2, at = position[j / 2];
-                f32 x = s[i][j] * attention.scale;
+                f32 x = s[i][j] * scale;
                 if (attention.soft_cap != 0.0f) x = attention.soft_cap * tanhf(x / attention.soft_cap);
                 if (attention.alibi) x -= attention.alibi[head[j / 2]] * fabsf((f32)((int)at - (int)key));
                 if (attention.relative) x += attention.bias(head[j / 2], at, key);
@@ -245,7 +246,7 @@ struct Prefill {
                 factor = exp2_fast(m[i] - all);
                 sum = sum * factor + exp2_fast(sink - all);
             }
-            factor *= attention.v_scale / sum;
+            factor *= attention.v_scale_of<Cached>(kv_head) / sum;
             if (!valid[i]) continue;
             u32* to = (u32*)(out + ((size_t)row[i] * attention.q_heads + head[i]) * V_DIM + 2 * t);
 #pragma unroll

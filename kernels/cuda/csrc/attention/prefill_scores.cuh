@@ -22,6 +22,8 @@ struct Rows {
     u32 position[2];
     // What scores are taken relative to, and the sum of weights that this thread has seen.
     f32 most[2], sum[2];
+    // What scores are multiplied by, for powers of two.
+    f32 scale;
 };
 
 struct Scores : Feeder {
@@ -33,6 +35,7 @@ struct Scores : Feeder {
         rows.tiles = tile.tiles;
         rows.clear = (tile.clear + KEYS - 1) / KEYS - tile.first_tile;
         rows.clear_end = tile.clear_end / KEYS - tile.first_tile;
+        rows.scale = attention.scale_of<Cached>(tile.kv_head) * LOG2E;
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             rows.position[i] = tile.start + min(row_of(tile, group, i), tile.packed - 1) / group_size;
@@ -101,7 +104,7 @@ struct Scores : Feeder {
     // Scores to weights; true if `shrink` must rescale earlier sums. Of a row that has seen no key yet, weights are no
     // numbers before it is raised.
     DEVICE bool weigh(const f32 (&s)[KEYS / 2], u32 (&p)[KEYS / 4], Rows& rows, f32 (&shrink)[2]) const {
-        const f32 scale = attention.scale * LOG2E;
+        const f32 scale = rows.scale;
         f32 base[2] = {rows.most[0] * scale, rows.most[1] * scale}, sum[2];
         bool raised = false;
         shrink[0] = shrink[1] = 1.0f;
@@ -132,12 +135,12 @@ struct Scores : Feeder {
             factor[i] = 1.0f;
             if (attention.sinks) {
                 const u32 head = tile.kv_head * group_size + row_of(tile, group, i) % group_size;
-                const f32 most = rows.most[i] * attention.scale * LOG2E, sink = attention.sinks[head] * LOG2E,
+                const f32 most = rows.most[i] * rows.scale, sink = attention.sinks[head] * LOG2E,
                           all = fmaxf(most, sink);
                 factor[i] = exp2_fast(most - all);
                 sum = sum * factor[i] + exp2_fast(sink - all);
             }
-            factor[i] *= attention.v_scale / sum;
+            factor[i] *= attention.v_scale_of<Cached>(tile.kv_head) / sum;
         }
     }
 

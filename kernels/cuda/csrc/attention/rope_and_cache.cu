@@ -15,6 +15,16 @@ struct Layer {
     u32 block_size;
     u32 qkv_width;
     f32 key_factor, value_factor; // what is stored is multiplied by them first
+    // In a cache of 8 bits, what is stored of each key head is divided by these too; null: by nothing.
+    const f32* key_scales;
+    const f32* value_scales;
+
+    template <typename C> DEVICE f32 key_factor_of(u32 head) const {
+        return sizeof(C) == 1 && key_scales ? key_factor / key_scales[head] : key_factor;
+    }
+    template <typename C> DEVICE f32 value_factor_of(u32 head) const {
+        return sizeof(C) == 1 && value_scales ? value_factor / value_scales[head] : value_factor;
+    }
 };
 SAME_LAYOUT(Layer, Layer);
 
@@ -55,13 +65,13 @@ template <typename T, typename C> DEVICE void rope_and_cache(
     for (u32 i = threadIdx.x; i < layer.kv_heads * layer.dim; i += blockDim.x) {
         u64 head = block * layer.kv_heads + i / layer.dim;
         keys[(head * layer.block_size + slot) * layer.dim + i % layer.dim] = Cast<C>::from(
-            load(k[i]) * layer.key_factor);
+            load(k[i]) * layer.key_factor_of<C>(i / layer.dim));
     }
     T* v = k + layer.kv_heads * layer.dim;
     for (u32 i = threadIdx.x; i < layer.kv_heads * layer.v_dim; i += blockDim.x) {
         u64 head = block * layer.kv_heads + i / layer.v_dim;
         values[(head * layer.block_size + slot) * layer.v_dim + i % layer.v_dim] = Cast<C>::from(
-            load(v[i]) * layer.value_factor);
+            load(v[i]) * layer.value_factor_of<C>(i / layer.v_dim));
     }
 }
 
@@ -218,22 +228,24 @@ DEVICE void rope_and_cache_wide(
     if (threadIdx.x < rotated) pairs = load_pairs(threadIdx.x);
     for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
         u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
-        store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at), layer.key_factor);
+        store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at),
+            layer.key_factor_of<C>(head));
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
         u32 head = i / pieces, at = i % pieces * 8;
-        store_piece(
-            cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at), layer.value_factor);
+        store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at),
+            layer.value_factor_of<C>(head));
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
         if (i >= blockDim.x) pairs = load_pairs(i);
         u32 head = i / turns, pair = i % turns * 8;
-        C* cache = head < layer.q_heads ? (C*)0 : cached(keys, head - layer.q_heads, layer.dim);
-        const HeadNorm* norm = !norms ? (const HeadNorm*)0 : head < layer.q_heads ? &norms->q : &norms->k;
-        if (layer.interleaved)
-            rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, true, norm);
-        else rotate(pairs, x + head * layer.dim, cache, layer.key_factor, angles, half, pair, false, norm);
+        const bool is_key = head >= layer.q_heads;
+        C* cache = is_key ? cached(keys, head - layer.q_heads, layer.dim) : (C*)0;
+        f32 factor = is_key ? layer.key_factor_of<C>(head - layer.q_heads) : 1.0f;
+        const HeadNorm* norm = !norms ? (const HeadNorm*)0 : is_key ? &norms->k : &norms->q;
+        if (layer.interleaved) rotate(pairs, x + head * layer.dim, cache, factor, angles, half, pair, true, norm);
+        else rotate(pairs, x + head * layer.dim, cache, factor, angles, half, pair, false, norm);
     }
 }
 

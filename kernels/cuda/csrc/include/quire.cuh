@@ -164,6 +164,9 @@ struct Attention {
     const f32* sinks;
     const f32* alibi;
     const f32* relative; // [q_heads, 2 * reach + 1]: biases by distance, of the key farthest before a query first
+    // What a cache of 8 bits keeps keys and values of each key head divided by; null: by nothing.
+    const f32* key_scales;
+    const f32* value_scales;
     f32 scale;
     f32 soft_cap;
     u32 window;
@@ -184,6 +187,14 @@ struct Attention {
     DEVICE u32 seen_end(u32 position, u32 end) const {
         if (!bidirectional) return position + 1;
         return window < end - position ? position + window : end;
+    }
+
+    // What scores of a key head are multiplied by, and results, where the cache keeps numbers of type C.
+    template <typename C> DEVICE f32 scale_of(u32 kv_head) const {
+        return sizeof(C) == 1 && key_scales ? scale * key_scales[kv_head] : scale;
+    }
+    template <typename C> DEVICE f32 v_scale_of(u32 kv_head) const {
+        return sizeof(C) == 1 && value_scales ? v_scale * value_scales[kv_head] : v_scale;
     }
 
     // The learned bias of a head's query and a key.

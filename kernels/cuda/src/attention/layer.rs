@@ -18,6 +18,8 @@ pub(crate) struct Layer {
     sinks: CUdeviceptr,
     pub(crate) alibi: CUdeviceptr,
     pub(crate) relative: CUdeviceptr,
+    key_scales: CUdeviceptr,
+    value_scales: CUdeviceptr,
     scale: f32,
     pub(crate) soft_cap: f32,
     window: u32,
@@ -34,8 +36,8 @@ pub(crate) struct Layer {
 }
 
 twin!(Layer = "Attention" {
-    sinks, alibi, relative, scale, soft_cap, window, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, v_stride,
-    v_scale, bidirectional, reach,
+    sinks, alibi, relative, key_scales, value_scales, scale, soft_cap, window, q_heads, kv_heads, dim, v_dim,
+    block_size, qkv_width, v_stride, v_scale, bidirectional, reach,
 });
 
 impl Layer {
@@ -49,6 +51,8 @@ impl Layer {
             sinks: params.sinks,
             alibi: params.alibi,
             relative: params.relative,
+            key_scales: params.head_scales.key,
+            value_scales: params.head_scales.value,
             scale: params.layer.scale,
             soft_cap: params.layer.soft_cap.unwrap_or(0.0),
             window: params.layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
@@ -90,6 +94,14 @@ pub(crate) struct Params {
     pub(crate) sinks: CUdeviceptr,
     pub(crate) alibi: CUdeviceptr,
     pub(crate) relative: CUdeviceptr,
+    pub(crate) head_scales: HeadScales,
+}
+
+/// Where the scales of each K/V head of a cache lie: null for none.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub(crate) struct HeadScales {
+    pub(crate) key: CUdeviceptr,
+    pub(crate) value: CUdeviceptr,
 }
 
 /// What attention reads and writes.

@@ -11,7 +11,7 @@ use crate::CudaBackend;
 use crate::attention::attention_decode::Scratch;
 use crate::attention::attention_prefill::{Counter, Hopper};
 use crate::attention::kv::Kv;
-use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Params, Tensors};
+use crate::attention::layer::{AttentionTypes, HeadDims, HeadScales, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::options::AttentionBackend;
@@ -129,9 +129,22 @@ impl CudaBackend {
         attention.check_relative(table.map(length));
         let (sinks, alibi, relative) = (self.vector(attention.sinks), self.vector(attention.alibi), self.vector(table));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
-        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi, relative };
+        let head_scales = self.head_scales(kv);
+        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi, relative, head_scales };
         let (cache, only) = (self.cache(kv), only.map(|only| self.pass.keep_rows(only.rows)));
         self.append(Op::Attention(op::Attention { qkv, attention, params, kv, cache, only, out }));
+    }
+
+    /// Where the scales of a cache's heads lie, as many as it has heads.
+    pub(crate) fn head_scales(&self, kv: KvLayer) -> HeadScales {
+        let heads = self.caches[kv.memory as usize].shape.kv_heads;
+        let at = |scales: Vector| {
+            let scales = &self.vectors[scales.0 as usize];
+            assert_eq!(scales.len, heads, "scales of heads");
+            scales.ptr()
+        };
+        kv.head_scales
+            .map_or(HeadScales::default(), |scales| HeadScales { key: at(scales.key), value: at(scales.value) })
     }
 }
 

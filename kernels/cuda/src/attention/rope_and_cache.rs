@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::attention::kv::Kv;
-use crate::attention::layer::AttentionTypes;
+use crate::attention::layer::{AttentionTypes, HeadScales};
 use crate::fusion::head_norms::QkNorms;
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
@@ -28,11 +28,14 @@ pub(crate) struct Layer {
     /// What keys and values are multiplied by before they are stored.
     key_factor: f32,
     value_factor: f32,
+    /// What those of each head are divided by beside.
+    key_scales: CUdeviceptr,
+    value_scales: CUdeviceptr,
 }
 
 twin!(Layer = "Layer" {
     inv_freq, mscale, rotary_dim, interleaved, q_heads, kv_heads, dim, v_dim, block_size, qkv_width, key_factor,
-    value_factor,
+    value_factor, key_scales, value_scales,
 });
 
 /// Where keys and values go.
@@ -40,6 +43,7 @@ pub(crate) struct Target<'a> {
     pub(crate) kv: &'a Kv,
     /// What they are multiplied by before they are stored.
     pub(crate) factors: KvScales,
+    pub(crate) head_scales: HeadScales,
 }
 
 /// `rope` comes with where its frequencies are; `norms`, if any, are done first, where [`takes_norms`] says so.
@@ -50,7 +54,7 @@ pub(crate) fn rope_and_cache(
     rope: Option<(Rope, CUdeviceptr)>,
     norms: Option<QkNorms>,
     batch: &Batch,
-    Target { kv, factors }: Target<'_>,
+    Target { kv, factors, head_scales }: Target<'_>,
 ) {
     let width = qkv.width;
     kv.shape.check_rows(heads, [qkv.rows, width], batch.rows());
@@ -69,6 +73,8 @@ pub(crate) fn rope_and_cache(
         qkv_width: width as u32,
         key_factor: factors.key,
         value_factor: factors.value,
+        key_scales: head_scales.key,
+        value_scales: head_scales.value,
     };
     let (keys, values) = kv.pointers();
     let shared = rotary_dim * size_of::<f32>();

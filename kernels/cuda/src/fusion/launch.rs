@@ -111,7 +111,8 @@ impl CudaBackend {
 
     fn launch_rope(&mut self, rope: &Rope) {
         self.batch.turn_to(rope.kv.table);
-        let to = Target { kv: &self.caches[rope.kv.memory as usize], factors: rope.kv.scales.inverse() };
+        let head_scales = self.head_scales(rope.kv);
+        let to = Target { kv: &self.caches[rope.kv.memory as usize], factors: rope.kv.scales.inverse(), head_scales };
         let Rope { qkv, heads, norms, .. } = *rope;
         rope_and_cache::rope_and_cache(&mut self.device, qkv, heads, rope.rope, norms, &self.batch, to);
     }

@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::head_norms::QkNorms;
 use super::op::{AddNorm, Attention, Cache, Fits, Gated, Gemm, HeadNorm, NormBy, Op, Rope, Stored};
 use super::split_norm::SplitNorm;
-use crate::attention::layer::Params;
+use crate::attention::layer::{HeadScales, Params};
 use crate::layers::norm;
 use crate::runtime::activations::View;
 use kernels::ops::{
@@ -72,11 +72,12 @@ const ROPED: Rope =
     Rope { qkv: QKV, heads: HEADS, rope: Some((ROTATION, 103)), kv: KV, cache: CACHE, takes_norms: true, norms: None };
 pub(crate) const ROPE: Op = Op::Rope(ROPED);
 
+const NO_SCALES: HeadScales = HeadScales { key: 0, value: 0 };
 pub(crate) const LAYER: ops::Attention = ops::Attention::causal(HEADS, 0.1);
 pub(crate) const ATTENTION: Op = attention(LAYER);
 
 pub(crate) const fn attention(attention: ops::Attention) -> Op {
-    let params = Params { layer: attention, value_scale: 1.0, sinks: 0, alibi: 0, relative: 0 };
+    let params = Params { layer: attention, value_scale: 1.0, sinks: 0, alibi: 0, relative: 0, head_scales: NO_SCALES };
     Op::Attention(Attention { qkv: QKV, attention, params, kv: KV, cache: CACHE, only: None, out: ATTENDED })
 }
 

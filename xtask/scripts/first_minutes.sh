@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Loads a server that was started without further flags, from the moment it is ready: first with nothing in the kernel
+# cache, then with what the first server left there. Prints throughput, TTFT and TPOT of each load. Needs a GPU.
+#
+#   xtask/scripts/first_minutes.sh [QUIRE]        QUIRE: the program [default: target/release/quire]
+#   MODEL=… LOADS="16:1000:128:64 …" CACHE=… xtask/scripts/first_minutes.sh
+#
+# A load is clients:input:output:prompts. CACHE keeps the kernel cache.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+quire=${1:-target/release/quire}
+loads=${LOADS:-16:1000:128:64 16:1000:128:64 256:1000:128:768 1024:1000:128:2048 1024:200:200:2048}
+port=${PORT:-18792}
+folder=$(mktemp -d)
+cache=${CACHE:-$folder/cache}
+server=
+trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
+
+model=${MODEL:-}
+flags=()
+if [ -z "$model" ]; then
+    model=$folder/model
+    mkdir "$model"
+    cp tests/fixtures/shapes/llama-8b/config.json "$model"
+    # The shape has no tokenizer.
+    python3 xtask/scripts/byte_tokenizer.py "$model"
+    flags=(--load-format dummy --dtype bfloat16)
+fi
+
+for round in empty filled; do
+    start=$(date +%s.%N)
+    QUIRE_KERNEL_CACHE=$cache "$quire" serve "$model" "${flags[@]}" --port "$port" --host 127.0.0.1 \
+        --disable-uvicorn-access-log > "$folder/log" 2>&1 &
+    server=$!
+    until curl -sf "http://127.0.0.1:$port/health" > /dev/null; do
+        kill -0 "$server" || { cat "$folder/log"; exit 1; }
+        sleep 0.05
+    done
+    echo "== $round kernel cache: ready after $(echo "$(date +%s.%N) - $start" | bc | cut -c1-5) s"
+    seed=0
+    for load in $loads; do
+        IFS=: read -r clients input output prompts <<< "$load"
+        "$quire" bench serve --port "$port" --random-input-len "$input" --random-output-len "$output" --ignore-eos \
+            --num-prompts "$prompts" --max-concurrency "$clients" --seed $((++seed)) --disable-tqdm > "$folder/report"
+        echo "-- $clients clients, $input/$output"
+        grep -iE "output token throughput|(median|p99) (ttft|tpot)" "$folder/report"
+    done
+    kill "$server"
+    wait "$server" || true
+    server=
+done

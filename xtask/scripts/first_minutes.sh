@@ -28,7 +28,7 @@ if [ -z "$model" ]; then
 fi
 
 for round in empty filled; do
-    start=$(date +%s.%N)
+    start=$(date +%s%N)
     QUIRE_KERNEL_CACHE=$cache "$quire" serve "$model" "${flags[@]}" --port "$port" --host 127.0.0.1 \
         --disable-uvicorn-access-log > "$folder/log" 2>&1 &
     server=$!
@@ -36,7 +36,7 @@ for round in empty filled; do
         kill -0 "$server" || { cat "$folder/log"; exit 1; }
         sleep 0.05
     done
-    echo "== $round kernel cache: ready after $(echo "$(date +%s.%N) - $start" | bc | cut -c1-5) s"
+    echo "== $round kernel cache: ready after $((($(date +%s%N) - start) / 1000000)) ms"
     seed=0
     for load in $loads; do
         IFS=: read -r clients input output prompts <<< "$load"

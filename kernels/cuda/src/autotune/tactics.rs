@@ -129,8 +129,8 @@ pub(crate) struct TacticCache {
 
 impl TacticCache {
     /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a
-    /// twentieth of its time to it.
-    const REST: u32 = 19;
+    /// fiftieth of its time to it.
+    const REST: u32 = 49;
 
     pub(crate) fn new(context: &Context, cache: Option<&Path>, gemms: GemmTactics) -> Self {
         let driver = driver_version().unwrap_or_default();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_always_busy_measures_a_twentieth_of_its_time() {
+    fn a_server_that_is_always_busy_measures_a_fiftieth_of_its_time() {
         let folder = tempfile::tempdir().expect("a folder");
         let (mut tactics, now) = (tactics(folder.path(), "one"), Instant::now());
         let took = Duration::from_millis(50);
@@ -319,8 +319,8 @@ mod tests {
         assert!(tactics.are_due(problem(64, false), now));
         tactics.rest(took, now);
         assert!(
-            !tactics.are_due(problem(64, false), now + 18 * took)
-                && tactics.are_due(problem(64, false), now + 19 * took)
+            !tactics.are_due(problem(64, false), now + 48 * took)
+                && tactics.are_due(problem(64, false), now + 49 * took)
         );
         // What nobody waits for may take its time.
         tactics.begin(true);

@@ -1,7 +1,7 @@
 //! Runs a GEMM: asks the table of kernels (`table`) which one takes it, and the autotuner where that is measured.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -11,7 +11,7 @@ use crate::fusion::split_norm::{After, Before};
 use crate::gemm::codes::{self, CodedInput};
 use crate::gemm::cublaslt::Blas;
 use crate::gemm::product::{Gate, Product, rounds_once};
-use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch};
+use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch, Tuned};
 use crate::gemm::{matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::LOWEST;
 use crate::runtime::activations::{Elements, View, cast};
@@ -178,7 +178,7 @@ impl Matmul {
         self.tuned(device, product, fused.gate)
     }
 
-    /// The tactic of such products; the default one until they are measured (`autotune::background`).
+    /// The tactic of such products; what is presumed of them until they are measured (`autotune::background`).
     fn tuned(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Tactic {
         let problem = product.problem(gate);
         self.tactics.get(problem).unwrap_or_else(|| {
@@ -187,7 +187,7 @@ impl Matmul {
                 self.measure(device, product, gate);
                 self.tactics.rest(start.elapsed(), Instant::now());
             }
-            self.tactics.get(problem).unwrap_or(Tactic::Default)
+            self.tactics.get(problem).unwrap_or_else(|| presumed(device, product, gate))
         })
     }
 
@@ -333,6 +333,16 @@ impl Matmul {
         }
         self.rounded.as_ref().map_or(0, |memory| memory.ptr)
     }
+}
+
+/// The tactic of a product whose kind was not measured: a kernel of ours only once it is compiled.
+fn presumed(device: &Device, product: &Product<'_>, gate: Option<Gate>) -> Tactic {
+    let facts = Facts::of(device);
+    let is_compiled = |tuned: &Tuned| {
+        let special = (tuned.specialise)(facts, product, gate);
+        special.is_some_and(|special| device.is_compiled(special, Duration::ZERO))
+    };
+    table::presumed(facts, product, gate).filter(is_compiled).map_or(Tactic::Default, |tuned| tuned.tactic)
 }
 
 /// Launches the kernel of a tactic, if it is one of ours.

@@ -89,6 +89,8 @@ pub(crate) struct Tuned {
     pub(crate) tactic: Tactic,
     /// Whether measuring it is worth the while, for a product that fits or its gated form.
     pub(crate) competes: fn(Facts, &Product<'_>, Option<Gate>) -> bool,
+    /// Whether products of its kind, until they are measured, are taken to be the fastest this way.
+    pub(crate) presumed: fn(Facts, &Product<'_>, Option<Gate>) -> bool,
     /// The kernel as it is compiled for a shape.
     pub(crate) specialise: fn(Facts, &Product<'_>, Option<Gate>) -> Option<Special>,
 }
@@ -189,6 +191,7 @@ const WGMMA: GemmKernel = GemmKernel {
         competes: |facts, product, gate| {
             gate.is_some() || (product.x.rows > MANY_ROWS && matmul_wgmma::fits(facts, product))
         },
+        presumed: |facts, product, gate| gate.is_some_and(|gate| matmul_wgmma::wastes_little(facts, product, gate)),
         specialise: |facts, product, gate| {
             let out = gate.map_or(product.out, |gate| gate.out);
             Some(matmul_wgmma::special(facts, product, gate.map(|gate| gate.function()), out))
@@ -210,6 +213,7 @@ const SPLIT_K: GemmKernel = GemmKernel {
     selection: Selection::Tuned(Tuned {
         tactic: Tactic::SplitK,
         competes: |facts, product, _| matmul_split_k::fits(facts, product),
+        presumed: |_, product, gate| gate.is_none() && matmul_split_k::is_long(product),
         specialise: |facts, product, gate| matmul_split_k::special(facts, product, gate.map(|gate| gate.function())),
     }),
     launch: Launch::Kernel(matmul_split_k::run_between),
@@ -259,6 +263,11 @@ pub(crate) fn candidates(facts: Facts, product: &Product<'_>, gate: Option<Gate>
         Selection::Always => None,
     });
     tuned.filter(move |tuned| (tuned.competes)(facts, product, gate))
+}
+
+/// The kernel that is taken to be the fastest for a product until its kind is measured, if that is one of ours.
+pub(crate) fn presumed(facts: Facts, product: &Product<'_>, gate: Option<Gate>) -> Option<Tuned> {
+    candidates(facts, product, gate).find(|tuned| (tuned.presumed)(facts, product, gate))
 }
 
 /// Launches the kernel of a tactic; false where the tactic is none of a kernel of ours, or it cannot be launched.

@@ -82,6 +82,35 @@ fn products_of_few_rows_are_the_skinny_kernel_s() {
 }
 
 #[test]
+fn what_is_not_measured_yet_is_presumed() {
+    const O: [usize; 2] = [4096, 4096];
+    const DOWN: [usize; 2] = [4096, 14336];
+    let tactic = |facts, case: Case, gate: Option<Gate>| {
+        case.with(|product| presumed(facts, product, gate).map(|tuned| tuned.tactic))
+    };
+    let plain = |rows, shape| tactic(H100, Case::new(rows, shape), None);
+    let gated = |facts, rows| {
+        let case = Case::new(rows, GATE_UP);
+        tactic(facts, case, case.gated().gate)
+    };
+    for (rows, shape, expected) in [
+        (32, QKV, Some(Tactic::SplitK)),
+        (33, QKV, None),
+        (24, O, None),
+        (24, DOWN, Some(Tactic::SplitK)),
+        (128, DOWN, Some(Tactic::SplitK)),
+        (129, DOWN, None),
+        (8192, DOWN, None),
+    ] {
+        assert_eq!(plain(rows, shape), expected, "{rows} rows of {shape:?}");
+    }
+    for (rows, own) in [(17, true), (136, true), (256, true), (320, false), (512, true), (600, false), (8192, true)] {
+        assert_eq!(gated(H100, rows), own.then_some(Tactic::Wgmma), "{rows} rows, gated");
+    }
+    assert_eq!(gated(A100, 64), None);
+}
+
+#[test]
 fn products_of_more_rows_are_the_autotuner_s_to_decide() {
     let table = [
         (17, QKV, ["cublaslt", "wgmma", "split-k"]),

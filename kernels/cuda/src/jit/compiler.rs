@@ -11,8 +11,8 @@ use crate::jit::sources::{KERNELS, Source};
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 
-/// Threads that compile at most.
-const MOST_THREADS: usize = 8;
+/// Threads that compile at most, each of which takes some 100 MB.
+const MOST_THREADS: usize = 16;
 
 /// The machine code of a file.
 pub(crate) struct Compiled {
@@ -78,6 +78,8 @@ impl Compiler {
         if let Ok(nvrtc) = &self.nvrtc {
             nvrtc.check_knows(arch)?;
         }
+        let mut sources = sources.to_vec();
+        sources.sort_by_key(Source::turn);
         let (next, compiled) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let results = Mutex::new(Vec::with_capacity(sources.len()));
         let work = || {

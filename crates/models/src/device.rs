@@ -241,6 +241,11 @@ impl Device {
         self.check()
     }
 
+    /// Waits for what a first step is sure to need: see [`kernels::ops::Device::await_first_kernels`].
+    pub fn await_first_kernels(&mut self) {
+        self.backend.await_first_kernels();
+    }
+
     /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
     /// step may be in flight: see [`kernels::ops::Device::warm_up`].
     pub fn warm_up(&mut self) -> bool {

@@ -47,6 +47,7 @@ use fusion::split_norm::Squares;
 use gemm::cublaslt::Blas;
 use gemm::matmul::Matmul;
 use graph::captures::Captures;
+use jit::specialization::Special;
 use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
 use layers::groups::Group;
 use moe::experts;
@@ -93,6 +94,8 @@ pub struct CudaBackend {
     caches: Vec<Kv>,
     states: Vec<recurrent::States>,
     attention: Attention,
+    /// Kernels that a first step needs, since they were ordered.
+    first_needed: Vec<Special>,
     lora: layers::lora::Adapters,
     /// Operations that may still be fused with what follows.
     pass: Pass,
@@ -137,6 +140,7 @@ impl CudaBackend {
             caches: Vec::new(),
             states: Vec::new(),
             attention: Attention::new(options.attention),
+            first_needed: Vec::new(),
             lora: layers::lora::Adapters::default(),
             pass: Pass::default(),
             squares: Squares::default(),

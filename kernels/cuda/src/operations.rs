@@ -69,6 +69,10 @@ impl ops::Device for CudaBackend {
         step_preference::of(self.device.context.multiprocessors, query_heads)
     }
 
+    fn await_first_kernels(&mut self) {
+        self.await_first();
+    }
+
     fn warm_up(&mut self) -> bool {
         self.prepare_some()
     }

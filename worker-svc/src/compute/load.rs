@@ -45,6 +45,8 @@ pub(crate) fn load(
         block_size: args.block_size as usize,
         max_sequences: capacity.max_num_seqs as usize,
     });
+    // Who says that it is ready answers at once.
+    model.runner.await_first_kernels();
     model.runner.check_device()?;
     let mut ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, capacity) };
     if let Some(plan) = pooling {

@@ -131,6 +131,10 @@ impl Runner for Decoder {
         self.network.capture(&mut self.device, step, group)
     }
 
+    fn await_first_kernels(&mut self) {
+        self.device.await_first_kernels();
+    }
+
     fn warm_up(&mut self) -> bool {
         self.device.warm_up()
     }

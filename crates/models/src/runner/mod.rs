@@ -131,6 +131,9 @@ pub trait Runner: Send {
         Ok(Ok(()))
     }
 
+    /// Waits for what a first step is sure to need: see [`kernels::ops::Device::await_first_kernels`].
+    fn await_first_kernels(&mut self) {}
+
     /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
     /// step may be in flight: see [`kernels::ops::Device::warm_up`].
     fn warm_up(&mut self) -> bool {

@@ -1,6 +1,8 @@
 //! Kernels that steps of few rows are sure to need once it is known what a model is made of: compiled on threads of
 //! their own while weights are on their way, so that the first steps, and those that are recorded, find them made.
 
+use std::time::{Duration, Instant};
+
 use crate::CudaBackend;
 use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
@@ -36,10 +38,21 @@ impl CudaBackend {
         // A first request needs them in this order.
         let arch = self.device.context.arch;
         let is_hopper = selected.prefill == AttentionBackend::Hopper;
-        order(&self.device, attention_prefill::specials(is_hopper, types, dims));
-        order(&self.device, attention_decode::specials(types, heads));
+        let mut first = attention_prefill::specials(is_hopper, types, dims);
+        first.extend(attention_decode::specials(types, heads));
+        order(&self.device, first.iter().copied());
+        self.first_needed.extend(first);
         if self.whole_steps != WholeSteps::Never {
             order(&self.device, whole_step::special(arch, expected));
+        }
+    }
+
+    /// Waits until attention's kernels are compiled, for a while.
+    pub(crate) fn await_first(&mut self) {
+        const MOST: Duration = Duration::from_secs(10);
+        let start = Instant::now();
+        for special in std::mem::take(&mut self.first_needed) {
+            self.device.is_compiled(special, MOST.saturating_sub(start.elapsed()));
         }
     }
 }

@@ -170,7 +170,7 @@ impl Worker {
                     Reply::Ready(loaded) => drop(self.loaded(*loaded)),
                     Reply::Loading(progress) => self.process.status.loading(LOADING, progress),
                     // These belong to an epoch that is over.
-                    Reply::Formed(_) | Reply::Result(_) | Reply::EpochLost { .. } => {}
+                    Reply::Formed(_) | Reply::Result(_) | Reply::Placed(_) | Reply::EpochLost { .. } => {}
                 },
             }
         }
@@ -301,6 +301,7 @@ impl Worker {
             // These belong to an epoch that is over by now.
             Reply::Formed(epoch) | Reply::EpochLost { epoch, .. } if Some(epoch) != self.epoch => return Ok(Ok(())),
             Reply::Result(result) if Some(result.epoch) != self.epoch => return Ok(Ok(())),
+            Reply::Placed(placed) if Some(placed.epoch) != self.epoch => return Ok(Ok(())),
             Reply::Formed(epoch) => from_worker::Event::Formed(GroupFormed { epoch }),
             Reply::Result(result) => {
                 self.process.status.advance();
@@ -308,6 +309,7 @@ impl Worker {
                 self.steps = self.steps.saturating_sub(1);
                 from_worker::Event::Result(*result)
             }
+            Reply::Placed(placed) => from_worker::Event::AdapterPlaced(placed),
             // Leaving the link tells the scheduler; the next one starts afresh.
             Reply::EpochLost { reason, .. } => return Ok(Err(reason)),
             Reply::Failed(reason) => {

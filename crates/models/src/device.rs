@@ -116,6 +116,11 @@ impl Device {
         if std::mem::take(&mut self.adapted) { Steps::Adapted } else { Steps::Plain }
     }
 
+    /// From here on adapters may be written into slots that only steps have used which were started before.
+    pub fn begin_writes(&mut self) {
+        self.backend.begin_writes();
+    }
+
     /// Slots of adapters that the sequences of the next step use, in the order of its batch; empty: none does.
     pub fn set_adapters(&mut self, slots: &[Option<u32>]) {
         self.adapted = slots.iter().any(Option::is_some);

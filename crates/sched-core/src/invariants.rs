@@ -116,7 +116,7 @@ impl Scheduler {
     fn check_adapters(&self) -> Result<(), Broken> {
         for (index, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.status == Status::Running) {
             let named = !self.requests[sequence.request].adapter.is_empty();
-            let has_slot = self.adapter_slot(index).is_some();
+            let has_slot = self.adapter_slot(index).is_some() && self.is_adapter_placed(index);
             ensure(named == has_slot, || format!("sequence {} runs without its adapter", sequence.id))?;
         }
         Ok(())

@@ -553,9 +553,26 @@ impl ops::Lora for CudaBackend {
         ops::LoraSite(self.lora.add_site(&mut self.device, &mut self.staging, shape))
     }
 
-    fn write_lora(&mut self, site: ops::LoraSite, slot: u32, parts: &[Option<ops::LoraWeights<'_>>]) {
+    fn writes_beside_steps(&self) -> bool {
+        true
+    }
+
+    fn begin_writes(&mut self) {
         self.device.bind();
-        self.lora.write(&mut self.device, &mut self.staging, LoraTarget { site: site.0, slot }, parts);
+        self.end_operations();
+        self.lora.writes.begin(&mut self.device);
+    }
+
+    fn write_lora(
+        &mut self,
+        site: ops::LoraSite,
+        slot: u32,
+        parts: &[Option<ops::LoraWeights<'_>>],
+        taken: &mut usize,
+    ) -> ops::Taken {
+        self.device.bind();
+        let extents = self.lora.extents(LoraTarget { site: site.0, slot }, parts);
+        self.lora.writes.copy(&mut self.device, &extents, taken)
     }
 
     fn set_adapters(&mut self, slots: &[Option<u32>]) {
@@ -591,13 +608,25 @@ impl ops::Lora for CudaBackend {
 
     fn new_saved_site(&mut self, shape: ops::SavedShape) -> ops::SavedSite {
         self.device.bind();
+        self.lora.writes.prepare(&mut self.device);
         ops::SavedSite(self.lora.saved.add(&mut self.device, shape))
     }
 
-    fn write_saved(&mut self, site: ops::SavedSite, slot: u32, matrix: Option<ops::PlainElements<'_>>) {
+    fn write_saved(
+        &mut self,
+        site: ops::SavedSite,
+        slot: u32,
+        matrix: Option<ops::PlainElements<'_>>,
+        taken: &mut usize,
+    ) -> ops::Taken {
         self.device.bind();
-        let target = LoraTarget { site: site.0, slot };
-        self.lora.saved.write(&mut self.device, &mut self.staging, target, matrix);
+        let extents = self.lora.saved.extents(LoraTarget { site: site.0, slot }, matrix);
+        self.lora.writes.copy(&mut self.device, &extents, taken)
+    }
+
+    fn has_written(&mut self) -> bool {
+        self.device.bind();
+        self.lora.writes.have_arrived()
     }
 
     fn saved_matmul(&mut self, x: Act, site: ops::SavedSite, out: Act) {

@@ -513,8 +513,15 @@ impl ops::Lora for CpuBackend {
         ops::LoraSite(self.lora.add_site(shape))
     }
 
-    fn write_lora(&mut self, site: ops::LoraSite, slot: u32, parts: &[Option<ops::LoraWeights<'_>>]) {
+    fn write_lora(
+        &mut self,
+        site: ops::LoraSite,
+        slot: u32,
+        parts: &[Option<ops::LoraWeights<'_>>],
+        _taken: &mut usize,
+    ) -> ops::Taken {
         self.lora.write(site.0, slot, parts);
+        ops::Taken::All
     }
 
     fn set_adapters(&mut self, slots: &[Option<u32>]) {
@@ -540,8 +547,15 @@ impl ops::Lora for CpuBackend {
         ops::SavedSite(self.lora.saved.add(shape))
     }
 
-    fn write_saved(&mut self, site: ops::SavedSite, slot: u32, matrix: Option<ops::PlainElements<'_>>) {
+    fn write_saved(
+        &mut self,
+        site: ops::SavedSite,
+        slot: u32,
+        matrix: Option<ops::PlainElements<'_>>,
+        _taken: &mut usize,
+    ) -> ops::Taken {
         self.lora.saved.write(&mut self.pool, site.0, slot, matrix);
+        ops::Taken::All
     }
 
     fn saved_matmul(&mut self, x: Act, site: ops::SavedSite, out: Act) {

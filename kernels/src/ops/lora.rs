@@ -1,7 +1,7 @@
 //! Low-rank adapters (LoRA): small matrices whose product is added to a linear layer's, for each row its own
 //! adapter's; and whole matrices that adapters have in place of the model's.
 
-use super::{Act, DType, PlainElements, RowSelection};
+use super::{Act, Backend, DType, PlainElements, RowSelection};
 
 /// Where a layer's adapters lie on the device: one after the other, in slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,8 +87,37 @@ impl LoraShape<'_> {
     }
 }
 
+/// How much a device has taken of what is written to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Taken {
+    /// Nothing: it would have had to wait for copies that are under way.
+    Nothing,
+    /// Some more of it.
+    Part,
+    /// All of it.
+    All,
+}
+
+/// Writes what `write` does, whose last argument is how much was taken so far, and waits until it has arrived: for
+/// those who have nothing else to do meanwhile.
+pub fn write_and_wait(backend: &mut dyn Backend, mut write: impl FnMut(&mut dyn Backend, &mut usize) -> Taken) {
+    let mut taken = 0;
+    backend.begin_writes();
+    while write(backend, &mut taken) != Taken::All {
+        std::thread::yield_now();
+    }
+    while !backend.has_written() {
+        std::thread::yield_now();
+    }
+}
+
 /// Adapters on a device: fixed slots that are filled again and again, and the deltas of a step's rows. A device without
 /// them keeps the defaults.
+///
+/// Slots are written beside the steps that run, a piece at a time: [`Lora::begin_writes`], then [`Lora::write_lora`]
+/// and [`Lora::write_saved`] until each has taken all, then [`Lora::has_written`] until it is so. None of them waits
+/// for the device. No step that begins after the first and before the last may use the slot.
 pub trait Lora {
     /// Whether [`Lora::new_lora_site`] may be called.
     fn has_lora(&self) -> bool {
@@ -100,10 +129,20 @@ pub trait Lora {
         unreachable!("{shape:?} on a device without adapters");
     }
 
-    /// Replaces what a slot holds, for steps that begin from here on: an adapter for each projection of the layer;
-    /// absent: none.
-    fn write_lora(&mut self, site: LoraSite, slot: u32, parts: &[Option<LoraWeights<'_>>]) {
-        let _ = (slot, parts);
+    /// Whether what is written comes to the device beside steps, a piece at a time. Else writing takes the host's time
+    /// alone, and nothing is won by taking turns.
+    fn writes_beside_steps(&self) -> bool {
+        false
+    }
+
+    /// What is written from here on comes to the device when the steps that have begun are over.
+    fn begin_writes(&mut self) {}
+
+    /// Replaces what a slot holds: an adapter for each projection of the layer; absent: none. Takes as many bytes as
+    /// are soon copied (a GPU a MiB, a CPU all) and counts them in `taken`, 0 at first; to be called until it has taken
+    /// all. A device that has failed takes all at once.
+    fn write_lora(&mut self, site: LoraSite, slot: u32, parts: &[Option<LoraWeights<'_>>], taken: &mut usize) -> Taken {
+        let _ = (slot, parts, taken);
         unreachable!("{site:?} of a device without adapters");
     }
 
@@ -141,10 +180,21 @@ pub trait Lora {
         unreachable!("{shape:?} on a device without adapters");
     }
 
-    /// Replaces what a slot holds, for steps that begin from here on; absent: the model's matrix counts.
-    fn write_saved(&mut self, site: SavedSite, slot: u32, matrix: Option<PlainElements<'_>>) {
-        let _ = (slot, matrix);
+    /// Replaces what a slot holds, as [`Lora::write_lora`] does; absent: the model's matrix counts.
+    fn write_saved(
+        &mut self,
+        site: SavedSite,
+        slot: u32,
+        matrix: Option<PlainElements<'_>>,
+        taken: &mut usize,
+    ) -> Taken {
+        let _ = (slot, matrix, taken);
         unreachable!("{site:?} of a device without adapters");
+    }
+
+    /// Whether all that was taken has arrived: steps that begin from here on may use it.
+    fn has_written(&mut self) -> bool {
+        true
     }
 
     /// `out[row] = x[row] w^T` with the matrix of the row's slot; rows whose slot has none stay as they are. Called

@@ -37,7 +37,7 @@ pub use host::{
 pub use kv_dtype::KvDType;
 pub use limits::ShapeLimits;
 pub use load::Load;
-pub use lora::{Entries, Lora, LoraShape, LoraSite, LoraWeights, SavedShape, SavedSite};
+pub use lora::{Entries, Lora, LoraShape, LoraSite, LoraWeights, SavedShape, SavedSite, Taken, write_and_wait};
 pub use model_spec::{Activation, DType, ExpertGroups, Mask, NormKind, RopeStyle, RouterScore};
 pub use moe::{GatedExperts, Routing};
 pub use noise::{Noise, NoiseRows, mix};

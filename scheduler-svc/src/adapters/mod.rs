@@ -114,6 +114,8 @@ pub(crate) struct Adapters {
     hosted: HashMap<String, Hosted>,
     /// Identities of live requests' adapters.
     live: HashMap<RequestKey, String>,
+    /// By slot of the device: ranks that have there what the others are still to say they have.
+    placed: HashMap<u32, usize>,
     most_idle: usize,
     ranks: usize,
     loads: u64,
@@ -159,6 +161,7 @@ impl Adapters {
             served: BTreeMap::new(),
             hosted: HashMap::new(),
             live: HashMap::new(),
+            placed: HashMap::new(),
             most_idle: most,
             ranks,
             loads: 0,
@@ -268,6 +271,17 @@ impl Adapters {
         Some(Answered { identity, outcome, waiters })
     }
 
+    /// A rank's device has in this slot what a plan asked for; whether it is the last rank.
+    pub(crate) fn placed(&mut self, slot: u32) -> bool {
+        let ranks = self.placed.entry(slot).or_default();
+        *ranks += 1;
+        if *ranks < self.ranks {
+            return false;
+        }
+        self.placed.remove(&slot);
+        true
+    }
+
     /// From here on its name stands for this.
     pub(crate) fn serve(&mut self, identity: String, adapter: ServedAdapter, fingerprint: Fingerprint) {
         self.served.insert(adapter.name.clone(), Entry { identity, adapter, fingerprint: Some(fingerprint) });
@@ -350,6 +364,7 @@ impl Adapters {
     /// The workers are gone, with all that they had; who waited.
     pub(crate) fn lost(&mut self) -> Vec<Waiter> {
         self.live.clear();
+        self.placed.clear();
         self.hosted.drain().flat_map(|(_, hosted)| hosted.waiters).collect()
     }
 }
@@ -410,6 +425,19 @@ mod tests {
         assert!(answered.outcome.is_ok() && answered.waiters.len() == 1);
         adapters.serve(identity.clone(), adapter(name), "1".into());
         identity
+    }
+
+    #[test]
+    fn a_slot_is_filled_when_every_rank_has_said_so() {
+        let mut adapters = Adapters::new(2, 4);
+        assert_eq!([0, 1, 0, 1].map(|slot| adapters.placed(slot)), [false, false, true, true]);
+        assert!(!adapters.placed(0));
+        adapters.lost();
+        assert_eq!(
+            [0, 0].map(|slot| adapters.placed(slot)),
+            [false, true],
+            "what another group has said counts no more"
+        );
     }
 
     #[test]

@@ -248,6 +248,11 @@ impl Group {
         rank == self.ranks.len() - self.stage_size() as usize
     }
 
+    /// Whether a worker says something as a member of the present group.
+    pub(crate) fn is_of(&self, connection: u64, epoch: u64) -> bool {
+        self.is_formed() && epoch == self.epoch && self.rank_of(connection).is_some()
+    }
+
     /// Ranks of a stage.
     fn stage_size(&self) -> u32 {
         self.ranks.len() as u32 / self.stages

@@ -4,8 +4,8 @@ use std::path::{Component, Path};
 
 use anyhow::bail;
 use proto::{
-    AdapterLoaded, DropAdapter, Failure, ListAdaptersReply, LoadAdapter, ServeAdapterRequest, ServedAdapter,
-    to_worker::Command,
+    AdapterLoaded, AdapterPlaced, DropAdapter, Failure, ListAdaptersReply, LoadAdapter, ServeAdapterRequest,
+    ServedAdapter, to_worker::Command,
 };
 use sched_core::{QueueBound, Refusal};
 use tracing::{debug, info, warn};
@@ -67,6 +67,13 @@ impl Engine {
         self.evict_adapters();
         self.say_readiness();
         Ok(())
+    }
+
+    /// A rank has what a plan asked for in a slot of its device.
+    pub(super) fn adapter_placed(&mut self, connection: u64, AdapterPlaced { epoch, slot }: AdapterPlaced) {
+        if self.group.is_of(connection, epoch) && self.adapters.placed(slot) {
+            self.core.iter_mut().for_each(|core| core.adapter_placed(slot));
+        }
     }
 
     /// Takes a request that names an adapter.

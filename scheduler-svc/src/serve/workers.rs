@@ -49,6 +49,7 @@ impl Engine {
             }
             Some(from_worker::Event::Result(result)) => self.result(connection, result),
             Some(from_worker::Event::AdapterLoaded(loaded)) => self.adapter_loaded(loaded)?,
+            Some(from_worker::Event::AdapterPlaced(placed)) => self.adapter_placed(connection, placed),
             Some(from_worker::Event::Pong(pong)) => self.group.pong(connection, pong),
             Some(from_worker::Event::Failed(failed)) => self.worker_lost(connection, &failed.reason),
             None => warn!("an empty message from a worker"),

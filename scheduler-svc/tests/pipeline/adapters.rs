@@ -97,16 +97,18 @@ impl Served {
         self.worker.send(from_worker::Event::AdapterLoaded(loaded)).await;
     }
 
-    /// The worker computes a request's only step; the adapter that the device loads for it, and the request's end.
+    /// The worker brings an adapter to its device for a request, and computes its only step; which, and the request's
+    /// end.
     async fn step(&mut self) -> String {
-        let Command::Step(plan) = self.worker.command().await else { panic!("no step") };
+        let plan = self.worker.plan().await;
         let adapters: Vec<_> = plan.adapters.iter().map(|load| load.adapter.clone()).collect();
+        assert!(plan.slot.is_empty(), "a row before its adapter is there");
         self.worker.answer(plan).await;
+        self.worker.step().await;
         let (tokens, batch) = self.stage.until_end().await;
         assert!(tokens.len() == 1 && batch.failed.is_empty(), "{batch:?}");
         // A last plan lets the worker drop what ended.
-        let Command::Step(plan) = self.worker.command().await else { panic!("no step") };
-        self.worker.answer(plan).await;
+        self.worker.step().await;
         adapters.join(", ")
     }
 }

@@ -4,9 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use link::{Address, Link, LinkOptions, Listener};
 use proto::{
-    AdapterLoaded, DetokenizerReply, EngineReport, FromWorker, GroupFormed, Hello, Inbound, Output, Ping, Pong, Prompt,
-    Request, RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want, WorkerReady,
-    WorkerRefused, from_worker, inbound, prompt, to_worker,
+    AdapterLoaded, AdapterPlaced, DetokenizerReply, EngineReport, FromWorker, GroupFormed, Hello, Inbound, Output,
+    Ping, Pong, Prompt, Request, RequestKey, Sampling, StepPlan, StepResult, ToWorker, TokenBatch, TokenIds, Want,
+    WorkerReady, WorkerRefused, from_worker, inbound, prompt, to_worker,
 };
 use service_kit::{Process, parse_flags};
 use tempfile::TempDir;
@@ -267,6 +267,10 @@ impl Worker {
 
     pub async fn answer(&mut self, mut plan: StepPlan) {
         plan.restore();
+        for load in &plan.adapters {
+            let placed = AdapterPlaced { epoch: plan.epoch, slot: load.slot };
+            self.send(from_worker::Event::AdapterPlaced(placed)).await;
+        }
         let rows = plan.slot.iter().zip(plan.want());
         let slot: Vec<u32> = rows.filter(|(_, want)| *want == Want::Sample).map(|(slot, _)| *slot).collect();
         let token = vec![plan.step as u32; slot.len()];

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
 use models::{AdapterLayout, Model, Runner, pooling::PoolingMethod};
-use proto::{FormGroup, StepPlan, StepResult, WorkerReady};
+use proto::{AdapterPlaced, FormGroup, StepPlan, StepResult, WorkerReady};
 use service_kit::{
     LoadProgress,
     profile::{Recorded, Recorder},
@@ -33,7 +33,7 @@ use self::{
 use crate::{
     adapters::HostAdapters,
     config::Args,
-    engine::{Engine, OnDevice, Options, slots::Slots},
+    engine::{Brought, Engine, OnDevice, Options, slots::Slots},
     error::StepError,
     guide::Grammars,
     idle::graph_capture::GraphCapture,
@@ -86,6 +86,8 @@ pub(crate) enum Reply {
     Ready(Box<Loaded>),
     Formed(u64),
     Result(Box<StepResult>),
+    /// An adapter is in its slot of the device.
+    Placed(AdapterPlaced),
     /// The epoch is over; the weights are fine.
     EpochLost {
         epoch: u64,
@@ -222,7 +224,10 @@ impl Working<'_> {
         say(self.replies, Reply::Formed(form.epoch))?;
         loop {
             let next = next(&mut engine, self.jobs);
-            self.activity.begin(Task::Step);
+            // An adapter that waits for the device makes no progress.
+            if !matches!(next, Next::Adapter) {
+                self.activity.begin(Task::Step);
+            }
             let result = match next {
                 Next::Finish => {
                     let scope = self.profile.recorder.scope("finish");
@@ -236,6 +241,7 @@ impl Working<'_> {
                     drop(scope.map(|scope| scope.of_step(step)));
                     None
                 }
+                Next::Adapter => bring_adapter(&mut engine, form.epoch, self.replies, self.activity).map(|()| None)?,
                 Next::IdleTask => engine.run_idle_task().map(|()| None)?,
                 Next::Job(Some(Job::Step(plan))) if plan.epoch == form.epoch => {
                     profile_step(&mut self.profile, &mut engine, self.replies)?;
@@ -254,6 +260,24 @@ impl Working<'_> {
             result.map_or(Ok(()), |result| say(self.replies, Reply::Result(Box::new(result))))?;
         }
     }
+}
+
+/// Brings an adapter further, and tells when it is there.
+fn bring_adapter(
+    engine: &mut Engine<'_>,
+    epoch: u64,
+    replies: &mpsc::Sender<Reply>,
+    activity: &Activity,
+) -> anyhow::Result<()> {
+    match engine.bring_adapter()? {
+        Brought::Nothing => std::thread::yield_now(),
+        Brought::Piece => activity.begin(Task::Step),
+        Brought::All(slot) => {
+            activity.begin(Task::Step);
+            say(replies, Reply::Placed(AdapterPlaced { epoch, slot }))?;
+        }
+    }
+    Ok(())
 }
 
 /// Begins or ends the device's part of a profile where a step does.

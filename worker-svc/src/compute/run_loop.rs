@@ -1,4 +1,4 @@
-//! The compute thread's run loop: results come first, then plans, then idle tasks, one piece at a time.
+//! The compute thread's run loop: results come first, then plans, then adapters and idle tasks, one piece at a time.
 
 use super::jobs::JobReceiver;
 
@@ -12,6 +12,10 @@ pub(crate) trait Work {
     fn can_mask(&self) -> bool;
     /// Whether another plan may be submitted.
     fn has_room(&self) -> bool;
+    /// Whether adapters are on their way to the device.
+    fn has_adapters_coming(&self) -> bool;
+    /// Whether a plan was submitted since one of them has come further: else plans might keep them from it for ever.
+    fn is_adapter_due(&self) -> bool;
     /// Whether an idle task (CUDA graph capture, warm-up) is left.
     fn has_idle_task(&self) -> bool;
 }
@@ -23,28 +27,37 @@ pub(crate) enum Next<J> {
     Finish,
     /// Compute the masks of the oldest plan, whose tokens are then sampled.
     Mask,
+    /// Bring an adapter further by a piece.
+    Adapter,
     /// Run a piece of an idle task: no plan is in flight, and no job waits.
     IdleTask,
     /// Do this job; absent: the process is ending.
     Job(Option<J>),
 }
 
-/// Results come first; then masks, which the device may wait for; then jobs, when there is room for them; then idle
-/// tasks.
+/// Results come first; then masks, which the device may wait for; then jobs, when there is room for them, and after
+/// each a piece of an adapter; then more of adapters; then idle tasks.
 ///
-/// While the device works this polls for both without sleeping: waking up takes longer than the rest of a short step.
+/// While the device works this polls for all of them without sleeping: waking up takes longer than the rest of a short
+/// step.
 pub(crate) fn next<J>(work: &mut impl Work, jobs: &JobReceiver<J>) -> Next<J> {
-    while !work.is_idle() {
-        if work.is_done() {
+    while !work.is_idle() || work.has_adapters_coming() {
+        if !work.is_idle() && work.is_done() {
             return Next::Finish;
         }
         if work.can_mask() {
             return Next::Mask;
         }
+        if work.is_adapter_due() {
+            return Next::Adapter;
+        }
         if work.has_room()
             && let Some(job) = jobs.arrived()
         {
             return Next::Job(job);
+        }
+        if work.has_adapters_coming() {
+            return Next::Adapter;
         }
         std::thread::yield_now();
     }
@@ -65,6 +78,8 @@ mod tests {
         asked: usize,
         idle_tasks: usize,
         unmasked: bool,
+        adapters: usize,
+        adapter_due: bool,
     }
 
     impl Work for FakeEngine {
@@ -81,6 +96,12 @@ mod tests {
         fn has_room(&self) -> bool {
             self.plans < 2
         }
+        fn has_adapters_coming(&self) -> bool {
+            self.adapters > 0
+        }
+        fn is_adapter_due(&self) -> bool {
+            self.adapters > 0 && self.adapter_due
+        }
         fn has_idle_task(&self) -> bool {
             self.idle_tasks > 0
         }
@@ -89,7 +110,8 @@ mod tests {
     #[test]
     fn a_job_is_taken_before_the_next_idle_task() {
         let (sender, jobs) = job_queue(4, &Activity::default());
-        let mut work = FakeEngine { plans: 0, asked: 0, idle_tasks: 3, unmasked: false };
+        let mut work =
+            FakeEngine { plans: 0, asked: 0, idle_tasks: 3, unmasked: false, adapters: 0, adapter_due: false };
         for job in [1, 2] {
             assert_eq!(next(&mut work, &jobs), Next::IdleTask);
             work.idle_tasks -= 1;
@@ -108,7 +130,8 @@ mod tests {
     #[test]
     fn no_idle_task_runs_while_plans_are_in_flight() {
         let (sender, jobs) = job_queue(4, &Activity::default());
-        let mut work = FakeEngine { plans: 1, asked: 0, idle_tasks: 9, unmasked: false };
+        let mut work =
+            FakeEngine { plans: 1, asked: 0, idle_tasks: 9, unmasked: false, adapters: 0, adapter_due: false };
         sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
         work.plans = 2;
@@ -124,12 +147,39 @@ mod tests {
     #[test]
     fn masks_come_after_results_and_before_plans() {
         let (sender, jobs) = job_queue(4, &Activity::default());
-        let mut work = FakeEngine { plans: 1, asked: 1, idle_tasks: 0, unmasked: true };
+        let mut work =
+            FakeEngine { plans: 1, asked: 1, idle_tasks: 0, unmasked: true, adapters: 0, adapter_due: false };
         sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         assert_eq!(next(&mut work, &jobs), Next::Mask);
         work.unmasked = false;
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
+    }
+
+    #[test]
+    fn adapters_come_after_plans_and_before_idle_tasks() {
+        let (sender, jobs) = job_queue(4, &Activity::default());
+        let mut work =
+            FakeEngine { plans: 1, asked: 1, idle_tasks: 1, unmasked: true, adapters: 2, adapter_due: false };
+        sender.try_send(1).unwrap();
+        assert_eq!(next(&mut work, &jobs), Next::Finish);
+        assert_eq!(next(&mut work, &jobs), Next::Mask);
+        work.unmasked = false;
+        assert_eq!(next(&mut work, &jobs), Next::Finish);
+        assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
+        work.asked = 0;
+        assert_eq!(next(&mut work, &jobs), Next::Adapter);
+        work.plans = 0;
+        sender.try_send(2).unwrap();
+        assert_eq!(next(&mut work, &jobs), Next::Job(Some(2)), "an idle device has room for a plan");
+        work.adapter_due = true;
+        sender.try_send(3).unwrap();
+        assert_eq!(next(&mut work, &jobs), Next::Adapter, "plans that come without an end keep no adapter away");
+        work.adapter_due = false;
+        assert_eq!(next(&mut work, &jobs), Next::Job(Some(3)));
+        assert_eq!(next(&mut work, &jobs), Next::Adapter);
+        work.adapters = 0;
+        assert_eq!(next(&mut work, &jobs), Next::IdleTask);
     }
 }

@@ -7,6 +7,7 @@
 //! device cannot do, drafts to verify, log-probabilities of prompts) is completed while its plan is submitted, after
 //! all plans before it.
 
+mod adapters;
 mod forward_pass;
 mod guided_pass;
 mod host_pass;
@@ -26,10 +27,12 @@ use kernels::{
     sample::{STEPS_IN_FLIGHT, SampleParams, SampleRow, Ticket},
 };
 use models::Runner;
-use proto::{AdapterLoad, NewSequence, StepPlan, StepResult};
+use proto::{StepPlan, StepResult};
 use sampling::Sampled;
 
+pub(crate) use self::adapters::Brought;
 use self::{
+    adapters::AdapterSlots,
     forward_pass::{Chunk, check_rows, forward_passes},
     input_batch::{BatchMemory, InputBatch, SampleTarget, SampledBy},
     outcome::HostSamples,
@@ -68,9 +71,7 @@ pub(crate) struct Engine<'m> {
     /// The memory of the last plan's first pass, and of its input.
     chunks: Vec<Chunk>,
     memory: BatchMemory,
-    /// Adapters on the host, and the slots that the device has for them.
-    adapters: HostAdapters,
-    adapter_slots: u32,
+    adapters: AdapterSlots,
     role: StageRole,
 }
 
@@ -145,8 +146,7 @@ impl<'m> Engine<'m> {
             sampled: Vec::new(),
             chunks: Vec::new(),
             memory: BatchMemory::default(),
-            adapters: HostAdapters::default(),
-            adapter_slots: 0,
+            adapters: AdapterSlots::default(),
             role,
         }
     }
@@ -161,22 +161,17 @@ impl<'m> Engine<'m> {
 
     /// Takes adapters from these on the host into `adapter_slots` slots of the device.
     pub(crate) fn with_adapters(mut self, adapters: HostAdapters, adapter_slots: u32) -> Self {
-        (self.adapters, self.adapter_slots) = (adapters, adapter_slots);
+        self.adapters = AdapterSlots::new(adapters, adapter_slots);
         self
     }
 
-    /// Copies the adapters that a plan names into their slots.
-    fn load_adapters(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        for AdapterLoad { slot, adapter } in &plan.adapters {
-            let held = self.adapters.take_planned(adapter).filter(|_| *slot < self.adapter_slots);
-            let found = held.ok_or_else(|| malformed(plan.step, &format!("adapter {adapter:?} for slot {slot}")))?;
-            self.model.write_adapter(*slot, &found);
+    /// Brings an adapter towards its slot by a piece, which takes the host about 0.1 ms and no step any time.
+    pub(crate) fn bring_adapter(&mut self) -> Result<Brought, StepError> {
+        let brought = self.adapters.bring(self.model);
+        if brought != Brought::Nothing {
+            self.model.check_device()?;
         }
-        let unknown = |new: &&NewSequence| new.adapter.is_some_and(|slot| slot >= self.adapter_slots);
-        match plan.added.iter().find(unknown) {
-            None => Ok(()),
-            Some(new) => Err(malformed(plan.step, &format!("there is no slot {:?} for adapters", new.adapter))),
-        }
+        Ok(brought)
     }
 
     /// Launches a plan's forward passes. There must be room (see [`Work::has_room`]).
@@ -297,7 +292,7 @@ impl<'m> Engine<'m> {
     }
 
     fn change_slots(&mut self, plan: &mut StepPlan) -> Result<(), StepError> {
-        self.load_adapters(plan)?;
+        self.adapters.apply(plan, self.model)?;
         let added: Vec<u32> = plan.added.iter().map(|sequence| sequence.slot).collect();
         self.slots.apply(plan)?;
         if !plan.copy_from.is_empty() {
@@ -378,6 +373,14 @@ impl Work for Engine<'_> {
 
     fn has_room(&self) -> bool {
         self.flights.len() < STEPS_IN_FLIGHT && !self.awaits_masks()
+    }
+
+    fn has_adapters_coming(&self) -> bool {
+        self.adapters.are_coming()
+    }
+
+    fn is_adapter_due(&self) -> bool {
+        self.adapters.is_due()
     }
 
     fn has_idle_task(&self) -> bool {

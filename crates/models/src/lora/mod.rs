@@ -2,8 +2,9 @@
 //! heads that were trained beside them.
 //!
 //! A network that was loaded with [`LoraOptions`] has slots for adapters on its device. Its [`AdapterLayout`] reads an
-//! adapter's folder, on any thread, into an [`Adapter`]: this rank's slices of it, checked against the model. The
-//! network copies that into a slot, and steps say which sequence uses which slot.
+//! adapter's folder, on any thread, into an [`Adapter`]: this rank's slices of it, checked against the model. An
+//! [`AdapterWrite`] brings that into a slot, piece by piece between the steps of others, and later steps say which
+//! sequence uses which slot.
 
 mod config;
 mod dummy;
@@ -13,8 +14,9 @@ mod numbers;
 mod read;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use kernels::ops::{Backend, DType, LoraSite, LoraWeights, SavedSite};
+use kernels::ops::{Backend, DType, LoraSite, LoraWeights, SavedSite, Taken};
 
 pub use self::error::AdapterError;
 use self::numbers::Numbers;
@@ -128,15 +130,63 @@ impl Adapter {
         deltas.chain(self.saved.iter().flatten()).map(Numbers::bytes).sum()
     }
 
-    /// Fills a slot of each layer.
-    pub(crate) fn write(&self, layout: &AdapterLayout, slot: u32, backend: &mut dyn Backend) {
-        for (layer, deltas) in layout.layers.iter().zip(&self.layers) {
+    /// Goes on filling a slot of one of the layout's sites, linear layers and embeddings before whole matrices; absent:
+    /// there are not so many.
+    fn write_to(&self, site: usize, layout: &AdapterLayout, to: Target<'_>) -> Option<Taken> {
+        let Target { slot, taken, backend } = to;
+        if let (Some(layer), Some(deltas)) = (layout.layers.get(site), self.layers.get(site)) {
             let part = |index: usize| deltas.get(index).and_then(Option::as_ref).map(Delta::weights);
             let parts: Vec<Option<LoraWeights<'_>>> = (0..layer.projections.len()).map(part).collect();
-            backend.write_lora(layer.site, slot, &parts);
+            return Some(backend.write_lora(layer.site, slot, &parts, taken));
         }
-        for (layer, matrix) in layout.saved.iter().zip(&self.saved) {
-            backend.write_saved(layer.site, slot, matrix.as_ref().map(Numbers::elements));
+        let at = site.checked_sub(layout.layers.len())?;
+        let (layer, matrix) = (layout.saved.get(at)?, self.saved.get(at)?);
+        Some(backend.write_saved(layer.site, slot, matrix.as_ref().map(Numbers::elements), taken))
+    }
+}
+
+/// Where an adapter goes, and how much of what goes there has been taken.
+struct Target<'a> {
+    slot: u32,
+    taken: &'a mut usize,
+    backend: &'a mut dyn Backend,
+}
+
+/// An adapter on its way into a slot of the device.
+#[derive(Debug)]
+pub struct AdapterWrite {
+    adapter: Arc<Adapter>,
+    slot: u32,
+    /// Sites that are done, and bytes taken of the next.
+    site: usize,
+    taken: usize,
+}
+
+impl AdapterWrite {
+    /// The beginning of the way.
+    pub fn new(adapter: Arc<Adapter>, slot: u32) -> Self {
+        Self { adapter, slot, site: 0, taken: 0 }
+    }
+
+    /// Where it goes.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Goes on by a piece, without waiting for the device. All: it has arrived there.
+    pub(crate) fn advance(&mut self, layout: &AdapterLayout, backend: &mut dyn Backend) -> Taken {
+        loop {
+            let to = Target { slot: self.slot, taken: &mut self.taken, backend: &mut *backend };
+            match self.adapter.write_to(self.site, layout, to) {
+                Some(Taken::All) => {
+                    (self.site, self.taken) = (self.site + 1, 0);
+                    if backend.writes_beside_steps() {
+                        return Taken::Part;
+                    }
+                }
+                Some(taken) => return taken,
+                None => return if backend.has_written() { Taken::All } else { Taken::Nothing },
+            }
         }
     }
 }

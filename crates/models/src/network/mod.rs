@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, StepPreference};
+use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, StepPreference, Taken};
 use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -19,7 +19,7 @@ use crate::cache::CacheLayout;
 use crate::device::{Device, NetworkId, Steps};
 use crate::error::ForwardError;
 use crate::load::Limits;
-use crate::lora::{Adapter, AdapterLayout, LoraForm, LoraOptions};
+use crate::lora::{AdapterLayout, AdapterWrite, LoraForm, LoraOptions};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks, wire};
 use crate::tp::Shard;
@@ -222,11 +222,14 @@ impl Network {
         self.adapters.clone()
     }
 
-    /// Replaces the adapter in a slot, for steps that are started from here on. It was read by this network's
-    /// [`Network::adapter_layout`].
-    pub fn write_adapter(&self, device: &mut Device, slot: u32, adapter: &Adapter) {
-        if let Some(layout) = &self.adapters {
-            adapter.write(layout, slot, &mut *device.backend);
+    /// Goes on bringing an adapter into its slot, which later steps may use once it returns [`Taken::All`]. It was read
+    /// by this network's [`Network::adapter_layout`].
+    ///
+    /// [`Device::begin_writes`] comes before the first call, and no step uses the slot from there on.
+    pub fn write_adapter(&self, device: &mut Device, write: &mut AdapterWrite) -> Taken {
+        match &self.adapters {
+            Some(layout) => write.advance(layout, &mut *device.backend),
+            None => Taken::All,
         }
     }
 

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Taken, Timing};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 use super::{PooledRows, PooledStep, Runner};
 use crate::cache::CacheLayout;
 use crate::device::{Device, StageNeighbours};
 use crate::error::{ForwardError, LoadError};
-use crate::lora::{Adapter, AdapterLayout};
+use crate::lora::{AdapterLayout, AdapterWrite};
 use crate::model::{Logits, Memory};
 use crate::network::{Network, Observer, Outputs, Step};
 
@@ -189,8 +189,12 @@ impl Runner for Decoder {
         self.network.adapter_layout()
     }
 
-    fn write_adapter(&mut self, slot: u32, adapter: &Adapter) {
-        self.network.write_adapter(&mut self.device, slot, adapter);
+    fn begin_adapter_writes(&mut self) {
+        self.device.begin_writes();
+    }
+
+    fn write_adapter(&mut self, write: &mut AdapterWrite) -> Taken {
+        self.network.write_adapter(&mut self.device, write)
     }
 
     fn set_adapters(&mut self, slots: &[Option<u32>]) {

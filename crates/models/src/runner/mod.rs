@@ -7,13 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Timing};
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Taken, Timing};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use model_spec::ModelSpec;
 
 use crate::cache::CacheLayout;
 use crate::error::ForwardError;
-use crate::lora::{Adapter, AdapterLayout};
+use crate::lora::{AdapterLayout, AdapterWrite};
 use crate::model::{Logits, Memory};
 use crate::network::Observer;
 pub(crate) use decoder::Decoder;
@@ -202,11 +202,14 @@ pub trait Runner: Send {
         None
     }
 
-    /// Replaces the adapter in a slot, for steps that are started from here on. It was read by this runner's
+    /// From here on adapters may be written into slots that only steps have used which were started before.
+    fn begin_adapter_writes(&mut self) {}
+
+    /// Goes on bringing an adapter into its slot by a piece, without waiting for the device. [`Taken::All`]: it is
+    /// there, and steps that are started from here on may use it. It was read by this runner's
     /// [`Runner::adapter_layout`]; there is such a slot.
-    fn write_adapter(&mut self, slot: u32, adapter: &Adapter) {
-        let _ = (slot, adapter);
-        unreachable!("this runner takes no adapters");
+    fn write_adapter(&mut self, write: &mut AdapterWrite) -> Taken {
+        unreachable!("this runner takes no adapters: {write:?}");
     }
 
     /// Slots of adapters that the sequences of the next step use, in the order of its batch; absent: none. Empty: no

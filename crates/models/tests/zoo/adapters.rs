@@ -1,11 +1,12 @@
 //! Adapters against what was recorded with them: alone, all in one batch with their base, and split over ranks.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 use collectives::{Collective, Solo};
-use kernels::ops::DType;
-use models::{AdapterError, LoadOptions, LoraOptions, Runner};
+use kernels::ops::{DType, Taken};
+use models::{Adapter, AdapterError, AdapterWrite, LoadOptions, LoraOptions, Runner};
 
 use crate::checks::{as_recorded, greedy_scripts};
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, options, start, step};
@@ -56,7 +57,13 @@ pub fn load(dir: &Path, setup: Setup, lora: LoraOptions) -> Box<dyn Runner> {
 pub fn put(runner: &mut dyn Runner, slot: u32, dir: &Path) {
     let adapter = runner.adapter_layout().expect("room for adapters").read(dir).expect("an adapter");
     assert!(adapter.bytes() > 0);
-    runner.write_adapter(slot, &adapter);
+    write(runner, slot, adapter);
+}
+
+fn write(runner: &mut dyn Runner, slot: u32, adapter: Adapter) {
+    let mut write = AdapterWrite::new(Arc::new(adapter), slot);
+    runner.begin_adapter_writes();
+    while runner.write_adapter(&mut write) != Taken::All {}
 }
 
 /// Runs scripts, each with the adapter of its slot.
@@ -206,7 +213,7 @@ fn quantized_bases_take_adapters() {
             let mut runner = load(&base, Setup::new(DType::F32), ROOM);
             for slot in 0..2 {
                 let adapter = runner.adapter_layout().expect("room for adapters").dummy("random", u64::from(slot));
-                runner.write_adapter(slot, &adapter);
+                write(&mut *runner, slot, adapter);
             }
             run(&mut *runner, &mut Solo, &scripts, &slots, way)
         };

@@ -1,8 +1,10 @@
 //! Which adapters the workers' devices hold: fixed slots, of which a step uses some.
 //!
-//! A sequence starts only when its adapter has a slot, and keeps the slot as long as it runs. A slot without running
-//! sequences goes to the first one in the queue that needs it; of several, the one that was used longest ago. Sequences
-//! behind one that waits for a slot go on: they overtake it, because they take nothing that it waits for.
+//! A sequence starts only when its adapter is in a slot, and keeps the slot as long as it runs. A slot without running
+//! sequences goes to the first one in the queue that needs it; of several, the one that was used longest ago. The
+//! workers bring the adapter there beside the steps of others, and say when it is placed. Sequences behind one that
+//! waits for a slot, or for its adapter to come there, go on: they overtake it, because they take nothing that it waits
+//! for.
 //!
 //! No adapter is starved. The first sequence that waits for a slot chooses the one with the fewest running sequences;
 //! from then on none behind it starts with the adapter of that slot. So it has a slot when those end that run there,
@@ -30,6 +32,8 @@ pub(crate) struct AdapterSlots {
 struct AdapterSlot {
     /// Empty: none.
     adapter: String,
+    /// The workers are bringing it. Until it is there, nobody runs with it, and no other takes its place.
+    is_coming: bool,
     /// Sequences that run with it; counted when a plan is made.
     running: u32,
     /// The last plan in which any did.
@@ -54,16 +58,14 @@ impl AdapterSlots {
 
     /// The slot that an adapter without one would get: one without running sequences.
     fn spare(&self) -> Option<usize> {
-        let spare = self.slots.iter().enumerate().filter(|(_, slot)| slot.running == 0);
+        let spare = self.slots.iter().enumerate().filter(|(_, slot)| slot.running == 0 && !slot.is_coming);
         spare.min_by_key(|(_, slot)| (!slot.adapter.is_empty(), slot.used_in)).map(|(at, _)| at)
     }
 
-    /// Whether a waiting sequence with this adapter may start.
-    fn admits(&self, adapter: &str, key: QueueKey) -> bool {
-        match self.find(adapter) {
-            Some(slot) => self.drained.is_none_or(|drained| drained.slot != slot || key <= drained.waiter),
-            None => self.spare().is_some(),
-        }
+    /// Whether a waiting sequence may start with the adapter of this slot.
+    fn admits(&self, slot: usize, key: QueueKey) -> bool {
+        let is_drained = self.drained.is_some_and(|drained| drained.slot == slot && key > drained.waiter);
+        !self.slots[slot].is_coming && !is_drained
     }
 
     /// A sequence cannot start: the first of a plan has a slot run empty.
@@ -96,33 +98,48 @@ impl Scheduler {
         }
     }
 
-    /// Whether a waiting sequence has or can have a slot for its adapter; else the slot of the first that has none runs
-    /// empty for it.
-    pub(crate) fn has_adapter_slot(&mut self, index: u32) -> bool {
+    /// Whether a waiting sequence may start as far as its adapter goes. One that has no slot gets a spare one, to which
+    /// the workers bring it; where there is none, a slot runs empty for the first that waits.
+    pub(crate) fn has_adapter(&mut self, index: u32, builder: &mut PlanBuilder) -> bool {
         let sequence = &self.sequences[index];
-        let adapter = &self.requests[sequence.request].adapter;
-        if adapter.is_empty() || self.adapters.admits(adapter, sequence.key) {
+        let (key, adapter) = (sequence.key, &self.requests[sequence.request].adapter);
+        if adapter.is_empty() {
             return true;
         }
-        self.adapters.wait(sequence.key);
+        let adapters = &mut self.adapters;
+        if let Some(slot) = adapters.find(adapter) {
+            return adapters.admits(slot, key);
+        }
+        match adapters.spare() {
+            Some(at) => {
+                let used_in = self.next_step.0;
+                adapters.slots[at] = AdapterSlot { adapter: adapter.clone(), is_coming: true, running: 0, used_in };
+                builder.plan.adapters.push(AdapterLoad { slot: at as u32, adapter: adapter.clone() });
+            }
+            None => adapters.wait(key),
+        }
         false
     }
 
-    /// A sequence starts: its adapter gets a slot, if it has none, and the workers load it.
-    pub(crate) fn take_adapter_slot(&mut self, index: u32, builder: &mut PlanBuilder) {
-        let adapter = &self.requests[self.sequences[index].request].adapter;
-        if adapter.is_empty() {
-            return;
+    /// All ranks have brought to this slot what the last plan that names it asked for.
+    pub fn adapter_placed(&mut self, slot: u32) {
+        if let Some(slot) = self.adapters.slots.get_mut(slot as usize) {
+            slot.is_coming = false;
         }
-        let adapters = &mut self.adapters;
-        let at = adapters.find(adapter).unwrap_or_else(|| {
-            let at = adapters.spare().expect("a spare slot was seen");
-            adapters.slots[at].adapter.clone_from(adapter);
-            builder.plan.adapters.push(AdapterLoad { slot: at as u32, adapter: adapter.clone() });
-            at
-        });
-        adapters.slots[at].running += 1;
-        adapters.slots[at].used_in = self.next_step.0;
+    }
+
+    /// A sequence starts: its adapter's slot is in use.
+    pub(crate) fn take_adapter_slot(&mut self, index: u32) {
+        if let Some(at) = self.adapter_slot(index) {
+            let slot = &mut self.adapters.slots[at as usize];
+            slot.running += 1;
+            slot.used_in = self.next_step.0;
+        }
+    }
+
+    /// Whether a running sequence's adapter is in its slot.
+    pub(crate) fn is_adapter_placed(&self, index: u32) -> bool {
+        self.adapter_slot(index).is_none_or(|slot| !self.adapters.slots[slot as usize].is_coming)
     }
 
     /// The slot of a running sequence's adapter.

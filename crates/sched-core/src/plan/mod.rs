@@ -287,13 +287,13 @@ impl Scheduler {
             self.count_adapters();
         }
         let (mut passed, mut after) = (0, None);
-        // Strictly in order: overtaking would starve a request that needs many blocks. What waits for a slot of an
-        // adapter waits for nothing else.
+        // Strictly in order: overtaking would starve a request that needs many blocks. What waits for its adapter waits
+        // for nothing else.
         while let Some((key, index)) = self.waiting.first_after(after) {
             if builder.left == 0 || self.free_slots.is_empty() || passed > MOST_PASSED {
                 return;
             }
-            if !self.has_adapter_slot(index) {
+            if !self.has_adapter(index, builder) {
                 (passed, after) = (passed + 1, Some(key));
             } else if !self.try_start(index, builder) {
                 return;
@@ -376,9 +376,10 @@ impl Scheduler {
     }
 
     fn seal(&mut self, mut builder: PlanBuilder) -> Option<StepPlan> {
-        // When work ends, a last plan without rows lets the workers drop what ended.
+        // When work ends, a last plan without rows lets the workers drop what ended. When it begins with an adapter, a
+        // first one lets them bring it.
         let tidies_up = self.flights.is_empty() && !self.removed.is_empty();
-        if builder.flight.rows.is_empty() && !tidies_up {
+        if builder.flight.rows.is_empty() && !tidies_up && builder.plan.adapters.is_empty() {
             self.spare_flights.push(builder.flight);
             return None;
         }

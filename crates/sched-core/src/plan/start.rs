@@ -170,7 +170,7 @@ impl Scheduler {
         let at = self.running.partition_point(|other| other.key < entry.key);
         self.running.insert(at, entry);
         self.sequences[index].told = known;
-        self.take_adapter_slot(index, builder);
+        self.take_adapter_slot(index);
         let added = self.new_sequence(index);
         builder.plan.added.push(added);
         if start.fork {

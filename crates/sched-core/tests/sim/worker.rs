@@ -3,12 +3,15 @@
 
 use super::oracle::{self, Context};
 use proto::{
-    Candidates, NewSequence, Pooled, Pooling, Sampling, StepPlan, StepResult, TokenLogprobs, Want, pooling::Tokens,
+    AdapterLoad, Candidates, NewSequence, Pooled, Pooling, Sampling, StepPlan, StepResult, TokenLogprobs, Want,
+    pooling::Tokens,
 };
 use std::collections::HashSet;
 
 /// Separates a request's number from its context in the request id, so that the worker knows the context.
 pub const CONTEXT_MARK: char = '@';
+/// What a slot holds that an adapter is on its way to.
+const COMING: &str = "parts of some adapters";
 
 #[derive(Debug)]
 struct Slot {
@@ -74,6 +77,12 @@ impl Worker {
         }
     }
 
+    /// An adapter has come to its slot.
+    pub fn place_adapter(&mut self, AdapterLoad { slot, adapter }: AdapterLoad) {
+        assert_eq!(self.adapters[slot as usize], COMING);
+        self.adapters[slot as usize] = adapter;
+    }
+
     /// Ids of the requests that the plan has rows for, once its changes are applied.
     pub fn request_id(&self, slot: u32) -> &str {
         &self.slots[slot as usize].as_ref().expect("a row of an empty slot").request_id
@@ -92,7 +101,11 @@ impl Worker {
         for slot in &plan.removed {
             assert!(self.slots[*slot as usize].take().is_some(), "slot {slot} was empty");
         }
-        plan.adapters.iter().for_each(|load| self.adapters[load.slot as usize].clone_from(&load.adapter));
+        // Nobody may use the slot until it holds what comes.
+        for load in &plan.adapters {
+            assert_ne!(self.adapters[load.slot as usize], COMING, "slot {}", load.slot);
+            self.adapters[load.slot as usize] = COMING.to_owned();
+        }
         plan.added.iter().for_each(|added| self.add(added));
         self.continue_beams(plan);
         self.tell(plan);
@@ -204,7 +217,7 @@ impl Worker {
 
     fn run_rows(&mut self, plan: &StepPlan) -> StepResult {
         let rows = rows(plan);
-        assert!(!rows.is_empty() || !plan.removed.is_empty(), "an empty plan");
+        assert!(rows.len() + plan.removed.len() + plan.adapters.len() > 0, "an empty plan");
         assert!(plan.num_tokens.iter().sum::<u32>() <= self.budget, "over budget");
         let distinct: HashSet<_> = plan.slot.iter().collect();
         assert_eq!(distinct.len(), rows.len(), "a slot has two rows");

@@ -8,7 +8,9 @@ use super::{
     worker::{CONTEXT_MARK, Worker},
 };
 use ids::{Epoch, SequenceId};
-use proto::{BeamSearch, Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind};
+use proto::{
+    AdapterLoad, BeamSearch, Pooling, RequestKey, Sampling, StepResult, TokenBatch, pooling::Tokens, prompt::Kind,
+};
 use sched_core::{Config, DraftRefusal, Policy, ProtocolError, Refusal, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -60,6 +62,8 @@ pub struct World<'a> {
     pub(super) num_blocks: u32,
     pub(super) worker: Option<Worker>,
     pub(super) results: VecDeque<StepResult>,
+    /// Adapters that the worker brings to its slots.
+    pub(super) coming: Vec<AdapterLoad>,
     pub(super) live: BTreeMap<u64, Tracked>,
     /// Sequence handle -> request number and choice.
     pub(super) handles: BTreeMap<u64, (u64, usize)>,
@@ -107,6 +111,7 @@ impl<'a> World<'a> {
             num_blocks,
             worker: None,
             results: VecDeque::new(),
+            coming: Vec::new(),
             live: BTreeMap::new(),
             handles: BTreeMap::new(),
             seeds: BTreeMap::new(),
@@ -154,7 +159,8 @@ impl<'a> World<'a> {
                 self.propose();
                 self.plan();
             }
-            510..930 => self.complete(),
+            510..850 => self.complete(),
+            850..930 => self.place_adapter(),
             930..950 => self.abort(),
             950..954 => self.abort_by_id(),
             954..957 => self.gateway_gone(),
@@ -175,7 +181,9 @@ impl<'a> World<'a> {
             self.listen();
             self.tell_stops();
             self.scheduler.check_invariants().unwrap_or_else(|broken| panic!("{broken}"));
-            if self.results.is_empty() {
+            if !self.coming.is_empty() {
+                self.place_adapter();
+            } else if self.results.is_empty() {
                 assert!(!self.scheduler.has_unfinished(), "stuck with {:?}", self.scheduler.stats());
                 break;
             }
@@ -339,8 +347,19 @@ impl<'a> World<'a> {
             let id = worker.request_id(*slot);
             assert!(self.live.values().any(|tracked| tracked.id == id), "a row of {id}, which is over");
         }
+        self.coming.extend(plan.adapters);
         self.results.push_back(result);
         assert!(self.results.len() <= self.config.pipeline_depth as usize);
+    }
+
+    /// One of the adapters that are on their way has come.
+    fn place_adapter(&mut self) {
+        if self.coming.is_empty() {
+            return;
+        }
+        let placed = self.coming.swap_remove(self.source.below(self.coming.len() as u32) as usize);
+        self.scheduler.adapter_placed(placed.slot);
+        self.worker.as_mut().expect("an adapter without a group").place_adapter(placed);
     }
 
     fn complete(&mut self) {
@@ -462,6 +481,7 @@ impl<'a> World<'a> {
     fn lose_group(&mut self) {
         self.listen();
         self.results.clear();
+        self.coming.clear();
         self.worker = None;
         self.scheduler.group_lost("worker lost", self.now_us);
         self.listen();

@@ -23,7 +23,7 @@ impl Bench {
                     Some(LoraWeights { rank: RANK, a: numbers(RANK * inputs), b: numbers(outputs * RANK) })
                 };
                 let parts: Vec<_> = outputs.iter().map(part).collect();
-                self.backend.write_lora(site, slot as u32, &parts);
+                write_and_wait(&mut self.backend, |to, taken| to.write_lora(site, slot as u32, &parts, taken));
             }
             site
         })

@@ -9,6 +9,7 @@ use super::adapter_groups::{AdapterGroups, MANY, NONE};
 use super::lora_mma::{self, AdapterRows, Half, Parts};
 use super::saved::SavedMatrices;
 use crate::runtime::activations::View;
+use crate::runtime::background::{BackgroundCopies, Extent};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
@@ -48,6 +49,8 @@ pub(crate) struct Adapters {
     rows: Vec<u32>,
     sent: Upload,
     picked: Upload,
+    /// What comes into slots.
+    pub(crate) writes: BackgroundCopies,
     /// Groups of the rows that deltas are added to, and where they lie.
     layout: AdapterGroups,
     grouped_at: CUdeviceptr,
@@ -115,6 +118,7 @@ impl Adapters {
             dtype,
         };
         site.ranks.iter().for_each(|ranks| device.clear(ranks));
+        self.writes.prepare(device);
         self.slots = self.slots.max(slots);
         self.width = self.width.max(parts * max_rank);
         self.split_width = self.split_width.max(parts * max_rank * lora_mma::splits(inputs));
@@ -139,32 +143,30 @@ impl Adapters {
         self.picked.reserve(device, words);
     }
 
-    /// Replaces an adapter, for what is queued from here on.
-    pub(crate) fn write(
-        &mut self,
-        device: &mut Device,
-        staging: &mut Staging,
-        target: LoraTarget,
-        parts: &[Option<LoraWeights<'_>>],
-    ) {
-        let site = &self.sites[target.site as usize];
-        let (slot, size) = (target.slot as usize, site.dtype.size());
-        let Site { slots, inputs, ref outputs, max_rank, dtype, .. } = *site;
-        LoraShape { slots, max_rank, inputs, outputs, dtype }.check(slot, parts);
+    /// What replaces an adapter, and where it belongs.
+    pub(crate) fn extents<'a>(
+        &self,
+        LoraTarget { site, slot }: LoraTarget,
+        parts: &[Option<LoraWeights<'a>>],
+    ) -> Vec<Extent<'a>> {
+        let Site { a, b, ranks, slots, inputs, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
+        let (slot, size, inputs, max_rank) = (slot as usize, dtype.size(), *inputs, *max_rank);
+        LoraShape { slots: *slots, max_rank, inputs, outputs, dtype: *dtype }.check(slot, parts);
         let (count, all) = (outputs.len(), outputs.iter().sum::<usize>());
-        let mut first = 0;
+        let place = |memory: &Option<Memory>, numbers: usize| ptr(memory.as_ref()) + (numbers * size) as u64;
+        let (mut extents, mut first) = (Vec::with_capacity(2 * count + 1), 0);
         for (index, (part, outputs)) in parts.iter().zip(outputs).enumerate() {
-            if let Some(LoraWeights { a, b, .. }) = part {
-                let to = ptr(site.a.as_ref()) + ((slot * count + index) * max_rank * inputs * size) as u64;
-                staging.fill(device, &[a.bytes], to);
-                let to = ptr(site.b.as_ref()) + ((slot * all + first) * max_rank * size) as u64;
-                staging.fill(device, &[b.bytes], to);
+            if let Some(weights) = part {
+                let to = place(a, (slot * count + index) * max_rank * inputs);
+                extents.push(Extent { bytes: weights.a.bytes.into(), to });
+                extents.push(Extent { bytes: weights.b.bytes.into(), to: place(b, (slot * all + first) * max_rank) });
             }
             first += outputs;
         }
-        let ranks = parts.iter().map(|part| part.map_or(0, |weights| weights.rank as u32));
-        let to = ptr(site.ranks.as_ref()) + (slot * count * size_of::<u32>()) as u64;
-        staging.fill(device, &[&bytes(ranks)], to);
+        let of_parts = bytes(parts.iter().map(|part| part.map_or(0, |weights| weights.rank as u32)));
+        let to = ptr(ranks.as_ref()) + (slot * of_parts.len()) as u64;
+        extents.push(Extent { bytes: of_parts.into(), to });
+        extents
     }
 
     /// Slots of the sequences of the step that begins next.

@@ -6,9 +6,9 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::lora::{DOTS, EACH, LoraTarget, WARPS, bytes, ptr};
 use crate::runtime::activations::View;
+use crate::runtime::background::Extent;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
-use crate::weights::Staging;
 use kernels::ops::{Entries, PlainElements, SavedShape};
 
 /// The matrices of all slots.
@@ -39,21 +39,20 @@ impl SavedMatrices {
         u32::try_from(self.0.len() - 1).expect("far fewer matrices")
     }
 
-    /// Replaces a matrix, for what is queued from here on.
-    pub(crate) fn write(
+    /// What replaces a matrix, and where it belongs.
+    pub(crate) fn extents<'a>(
         &self,
-        device: &mut Device,
-        staging: &mut Staging,
         LoraTarget { site, slot }: LoraTarget,
-        matrix: Option<PlainElements<'_>>,
-    ) {
+        matrix: Option<PlainElements<'a>>,
+    ) -> Vec<Extent<'a>> {
         let Site { shape, matrices, present } = &self.0[site as usize];
         shape.check(slot, matrix);
-        if let Some(PlainElements { bytes, .. }) = matrix {
-            staging.fill(device, &[bytes], ptr(matrices.as_ref()) + u64::from(slot) * bytes.len() as u64);
-        }
+        let place = |memory: &Option<Memory>, bytes: usize| ptr(memory.as_ref()) + u64::from(slot) * bytes as u64;
         let flag = bytes(std::iter::once(u32::from(matrix.is_some())));
-        staging.fill(device, &[&flag], ptr(present.as_ref()) + u64::from(slot) * size_of::<u32>() as u64);
+        let to = place(present, flag.len());
+        let numbers = matrix.map(|matrix| matrix.bytes);
+        let numbers = numbers.map(|bytes| Extent { bytes: bytes.into(), to: place(matrices, bytes.len()) });
+        numbers.into_iter().chain([Extent { bytes: flag.into(), to }]).collect()
     }
 
     /// Replaces products of rows; `slots` are the rows'.

@@ -1,4 +1,4 @@
-//! A GPU: its context, one stream, and memory on it.
+//! A GPU: its context, one stream for all operations and two for copies beside it, and memory on it.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -23,6 +23,8 @@ pub(crate) struct Context {
     pub(crate) stream: sys::CUstream,
     /// Copies to the device that the stream does not stop for.
     copies: sys::CUstream,
+    /// Copies to the device that take longer than steps wait for.
+    background: sys::CUstream,
     pub(crate) name: String,
     pub(crate) arch: Arch,
     pub(crate) multiprocessors: usize,
@@ -67,12 +69,13 @@ impl Context {
         // SAFETY: the device is the driver's; the context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
         // Dropped on the way out, it releases the context.
-        let (stream, copies) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let [stream, copies, background] = [std::ptr::null_mut(); 3];
         let mut this = Self {
             device,
             context,
             stream,
             copies,
+            background,
             name,
             arch,
             multiprocessors,
@@ -81,7 +84,7 @@ impl Context {
             frees: AtomicU64::new(0),
         };
         this.bind().map_err(failed)?;
-        for stream in [&mut this.stream, &mut this.copies] {
+        for stream in [&mut this.stream, &mut this.copies, &mut this.background] {
             *stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
         }
         Ok(Arc::new(this))
@@ -135,7 +138,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let _ = self.bind();
-        for stream in [self.stream, self.copies].into_iter().filter(|stream| !stream.is_null()) {
+        let streams = [self.stream, self.copies, self.background];
+        for stream in streams.into_iter().filter(|stream| !stream.is_null()) {
             // SAFETY: the stream is this one's, and not used again.
             let _ = unsafe { result::stream::destroy(stream) };
         }
@@ -308,6 +312,21 @@ pub(crate) unsafe fn copy_beside(
     }
 }
 
+/// Queues a copy from pinned host memory in the background.
+///
+/// # Safety
+/// There are `bytes` bytes at `from`, which stay as they are until the copy is done, and room for them at `to`, which
+/// nothing on the stream reads meanwhile.
+pub(crate) unsafe fn copy_in_background(
+    context: &Context,
+    from: *const u8,
+    to: sys::CUdeviceptr,
+    bytes: usize,
+) -> Result<(), DriverError> {
+    // SAFETY: the stream is alive; the memory is the caller's.
+    unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, context.background).result() }
+}
+
 /// Types of which any bits are a value.
 pub(crate) trait Plain: Copy {}
 impl Plain for u8 {}
@@ -350,6 +369,18 @@ impl Event {
     pub(crate) fn record(&self) -> Result<(), DriverError> {
         // SAFETY: event and stream are alive and of one context.
         unsafe { result::event::record(self.event, self.context.stream) }
+    }
+
+    /// The same of the background: its copies have got so far.
+    pub(crate) fn record_in_background(&self) -> Result<(), DriverError> {
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { result::event::record(self.event, self.context.background) }
+    }
+
+    /// Makes copies that are queued in the background from here on wait for it.
+    pub(crate) fn hold_background(&self) -> Result<(), DriverError> {
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { sys::cuStreamWaitEvent(self.context.background, self.event, 0).result() }
     }
 
     /// Makes what is queued on the stream from here on wait for it.

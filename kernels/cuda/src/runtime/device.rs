@@ -17,7 +17,9 @@ use crate::graph::cuda_graph::{self, Graph};
 use crate::jit::compile_queue::CompileQueue;
 use crate::jit::compiler::{Compiler, Made};
 use crate::jit::specialization::Special;
-use crate::runtime::context::{Beside, Context, Event, Memory, Pinned, copy_beside, explain, load_module};
+use crate::runtime::context::{
+    Beside, Context, Event, Memory, Pinned, copy_beside, copy_in_background, explain, load_module,
+};
 use crate::runtime::libraries::Folders;
 use crate::runtime::profile::Profile;
 use kernels::ops::{CaptureError, Timing};
@@ -245,6 +247,17 @@ impl Device {
                 unsafe { copy_beside(from.as_ptr(), to, bytes, beside) }?;
                 beside.arrived.hold_stream()
             },
+        );
+    }
+
+    /// Queues a copy from pinned host memory in the background; both ends stay as they are until it was waited for.
+    pub(crate) fn upload_in_background(&mut self, from: &Pinned, range: std::ops::Range<usize>, to: sys::CUdeviceptr) {
+        assert!(range.end <= from.bytes, "{range:?} of {} bytes", from.bytes);
+        self.attempt_now(
+            || "a copy to the device".to_owned(),
+            // SAFETY: the range is inside the pinned memory (checked); the caller gives room for it at `to`, and sees
+            // to it that neither changes.
+            |context| unsafe { copy_in_background(context, from.as_ptr().add(range.start), to, range.len()) },
         );
     }
 

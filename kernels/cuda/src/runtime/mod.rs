@@ -2,6 +2,7 @@
 
 pub(crate) mod activations;
 pub(crate) mod arch;
+pub(crate) mod background;
 pub(crate) mod batch;
 pub(crate) mod context;
 pub(crate) mod device;

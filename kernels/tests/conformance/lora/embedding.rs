@@ -3,7 +3,7 @@
 
 use super::super::{Random, backends, check, check_same, filled};
 use super::{MAX_RANK, Part, SLOTS, begin};
-use kernels::ops::{Backend, DType, Entries, LoraShape, LoraSite};
+use kernels::ops::{Backend, DType, Entries, LoraShape, LoraSite, write_and_wait};
 
 const ENTRIES: usize = 50;
 const WIDTH: usize = 133;
@@ -15,7 +15,8 @@ fn put(backend: &mut dyn Backend, adapters: &[Part]) -> LoraSite {
     let shape = LoraShape { slots: SLOTS, max_rank: MAX_RANK, inputs: ENTRIES, outputs: &outputs, dtype: DType::F32 };
     let site = backend.new_lora_site(shape);
     for (slot, part) in adapters.iter().enumerate() {
-        backend.write_lora(site, slot as u32, &[Some(part.weights())]);
+        let parts = [Some(part.weights())];
+        write_and_wait(backend, |backend, taken| backend.write_lora(site, slot as u32, &parts, taken));
     }
     site
 }

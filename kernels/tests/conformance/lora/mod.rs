@@ -7,7 +7,7 @@ use super::rounded::step;
 use super::{Random, backends, check, check_same, encode, filled, filled_in, host, round};
 use kernels::ops::{
     Activation, Backend, Batch, DType, Epilogue, LoraShape, LoraSite, LoraWeights, PlainElements, RowSelection,
-    Sequence,
+    Sequence, Taken, write_and_wait,
 };
 
 mod gated;
@@ -99,7 +99,7 @@ fn put(
     let site = backend.new_lora_site(shape);
     for (slot, parts) in adapters.iter().enumerate() {
         let weights: Vec<Option<LoraWeights<'_>>> = parts.iter().map(|part| part.as_ref().map(Part::weights)).collect();
-        backend.write_lora(site, slot as u32, &weights);
+        write_and_wait(backend, |backend, taken| backend.write_lora(site, slot as u32, &weights, taken));
     }
     backend.set_slots(4, 8);
     site
@@ -274,5 +274,51 @@ fn deltas_follow_the_rows_that_are_picked() {
         backend.host_mut(all_out).copy_from_slice(&out_rows);
         backend.lora(all, site, all_out);
         check_same("no adapters", backend.read(all_out), &out_rows);
+    }
+}
+
+/// A slot is written a piece at a time. Steps that have begun use what it held, steps meanwhile other slots, and steps
+/// after it what was written, down to the bits.
+#[test]
+fn an_adapter_comes_beside_steps() {
+    const INPUTS: usize = 12_000;
+    // Several pieces, and more of them than may be under way.
+    let (outputs, ranks) = ([24_000, 12_000], [[Some(16), Some(8), None], [Some(5), Some(16), None], [None; 3]]);
+    for mut backend in backends() {
+        let backend = &mut *backend;
+        let mut random = Random(5);
+        let mut adapters = adapters(&mut random, INPUTS, &outputs, DType::F32, ranks);
+        adapters[2] = adapters[0].iter().map(|_| None).collect();
+        let site = put(backend, [INPUTS, MAX_RANK], &outputs, DType::F32, &adapters);
+        let (x_row, out_row) = (random.values(INPUTS), random.values(36_000));
+        let row =
+            |backend: &mut dyn Backend, slot| run(backend, site, Types::EXACT, &[(1, Some(slot))], [&x_row, &out_row]);
+        let before = [0, 1, 2].map(|slot| row(backend, slot));
+        check_same("an empty slot", &before[2], &out_row);
+        let (x, out) = (filled(backend, INPUTS, &x_row), filled(backend, 36_000, &out_row));
+        begin_sequences(backend, &[(1, Some(1))]);
+        backend.host_mut(x).copy_from_slice(&x_row);
+        backend.host_mut(out).copy_from_slice(&out_row);
+        backend.lora(x, site, out);
+        backend.begin_writes();
+        let parts: Vec<_> = adapters[0].iter().map(|part| part.as_ref().map(Part::weights)).collect();
+        let mut writes = [1, 2].map(|slot| (slot, 0, Taken::Nothing));
+        let advance = |backend: &mut dyn Backend, (slot, taken, progress): &mut (u32, usize, Taken)| {
+            if *progress != Taken::All {
+                *progress = backend.write_lora(site, *slot, &parts, taken);
+            }
+        };
+        writes.iter_mut().for_each(|write| advance(backend, write));
+        check_same("a step that has begun", backend.read(out), &before[1]);
+        while writes.iter().any(|(.., progress)| *progress != Taken::All) || !backend.has_written() {
+            check_same("a step meanwhile", &row(backend, 0), &before[0]);
+            writes.iter_mut().for_each(|write| advance(backend, write));
+        }
+        for slot in [1, 2] {
+            check_same("a step after it", &row(backend, slot), &before[0]);
+        }
+        // What has no adapter leaves nothing of it.
+        write_and_wait(backend, |backend, taken| backend.write_lora(site, 2, &[None, None], taken));
+        check_same("an empty slot", &row(backend, 2), &out_row);
     }
 }

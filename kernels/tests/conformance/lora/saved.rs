@@ -3,7 +3,7 @@
 
 use super::super::{Random, backends, check, check_same, encode, filled, filled_in, round};
 use super::begin;
-use kernels::ops::{Backend, DType, Entries, PlainElements, RowSelection, SavedShape, SavedSite};
+use kernels::ops::{Backend, DType, Entries, PlainElements, RowSelection, SavedShape, SavedSite, write_and_wait};
 
 const SLOTS: usize = 3;
 const TYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
@@ -17,7 +17,8 @@ fn put(backend: &mut dyn Backend, shape: SavedShape, random: &mut Random) -> (Sa
     for (slot, bytes) in
         [(1, Some(&first.0)), (0, Some(&second.0)), (0, Some(&first.0)), (2, Some(&second.0)), (1, None)]
     {
-        backend.write_saved(site, slot, bytes.and_then(|bytes| elements(bytes)));
+        let matrix = bytes.and_then(|bytes| elements(bytes));
+        write_and_wait(backend, |backend, taken| backend.write_saved(site, slot, matrix, taken));
     }
     (site, [first.1, second.1])
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use collectives::Collective;
-use kernels::ops::Batch;
+use kernels::ops::{Batch, Taken};
 use kernels::sample::{SampleParams, SampleRow, Sampled, Ticket};
-use models::{CacheLayout, Device, ForwardError, Logits, Memory, Network, Runner, Step};
+use models::{AdapterWrite, CacheLayout, Device, ForwardError, Logits, Memory, Network, Runner, Step};
 
 /// Stages on a device each; rows go from one to the next.
 pub struct Pipeline {
@@ -26,7 +26,9 @@ impl Pipeline {
     pub fn put_adapter(&mut self, slot: u32, dir: &Path) {
         for (device, network) in &mut self.stages {
             let adapter = network.adapter_layout().expect("room for adapters").read(dir).expect("an adapter");
-            network.write_adapter(device, slot, &adapter);
+            let mut write = AdapterWrite::new(Arc::new(adapter), slot);
+            device.begin_writes();
+            while network.write_adapter(device, &mut write) != Taken::All {}
         }
     }
 

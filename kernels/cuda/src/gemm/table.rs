@@ -191,7 +191,10 @@ const WGMMA: GemmKernel = GemmKernel {
         competes: |facts, product, gate| {
             gate.is_some() || (product.x.rows > MANY_ROWS && matmul_wgmma::fits(facts, product))
         },
-        presumed: |facts, product, gate| gate.is_some_and(|gate| matmul_wgmma::wastes_little(facts, product, gate)),
+        presumed: |facts, product, gate| {
+            matmul_wgmma::may_gate(facts, product)
+                && gate.is_some_and(|gate| matmul_wgmma::wastes_little(facts, product, gate))
+        },
         specialise: |facts, product, gate| {
             let out = gate.map_or(product.out, |gate| gate.out);
             Some(matmul_wgmma::special(facts, product, gate.map(|gate| gate.function()), out))

@@ -229,6 +229,9 @@ fn deltas_of_high_ranks_and_long_rows() {
     for mut backend in backends() {
         for types in Types::ALL {
             check_deltas(&mut *backend, [3336, 64], &[72, 16, 65], types, (ranks, &ROWS));
+            // Rows of a low rank before and after one of a high rank.
+            let rows = [2, 0, 2, 1, 2].map(|slot| (1, Some(slot)));
+            check_deltas(&mut *backend, [3336, 64], &[72, 16, 65], types, (ranks, &rows));
         }
     }
 }

@@ -190,8 +190,9 @@ fn lora_module(text: &str) -> Result<LoraModule, String> {
             let json: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{EXPECTED}: {error}"))?;
             let object = json.as_object().ok_or(EXPECTED)?;
             let known = ["name", "path", "base_model_name", "is_3d_lora_weight"];
-            if object.get("is_3d_lora_weight").is_some_and(|value| !matches!(value.as_bool(), Some(false))) {
-                return Err("is_3d_lora_weight: adapters of experts are not served; merge it into its model".into());
+            // Whether experts' matrices are in one tensor is told from the adapter's files.
+            if object.get("is_3d_lora_weight").is_some_and(|value| !value.is_boolean()) {
+                return Err("is_3d_lora_weight: expected true or false".into());
             }
             if let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) {
                 return Err(format!("{EXPECTED}, without {key:?}"));

@@ -5,7 +5,7 @@ mod stages;
 
 use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
-use clap::ValueEnum;
+use clap::{ArgAction, ValueEnum};
 use kernels::ops::{DType, KvDType};
 use kernels_cuda::{AttentionBackend, CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
@@ -155,6 +155,10 @@ pub struct Args {
     /// Data type of adapters on the device; auto: that of activations
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub lora_dtype: Precision,
+
+    /// Give each of --max-loras room for adapters of experts, where the model is a mixture of them
+    #[arg(long, default_value_t = true, action = ArgAction::Set)]
+    pub enable_lora_experts: bool,
 
     /// Give each of --max-loras room for an embedding and a head in place of the model's, for adapters with
     /// modules_to_save
@@ -334,6 +338,7 @@ impl Args {
             setting("--max-loras", self.lora.slots().to_string()),
             setting("--max-lora-rank", self.max_lora_rank.to_string()),
             setting("--lora-dtype", word(self.lora_dtype)),
+            setting("--enable-lora-experts", self.enable_lora_experts.to_string()),
             setting("--enable-lora-modules-to-save", self.enable_lora_modules_to_save.to_string()),
             setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
             setting("--cudagraph-capture-sizes", format!("{:?}", self.capture_sizes())),
@@ -356,8 +361,8 @@ impl Args {
     fn lora_options(&self) -> Option<LoraOptions> {
         let dtype = dtype(self.lora_dtype);
         let (slots, max_rank) = (self.lora.slots() as usize, self.max_lora_rank as usize);
-        let saved_modules = self.enable_lora_modules_to_save;
-        self.lora.enable_lora.then_some(LoraOptions { slots, max_rank, dtype, saved_modules })
+        let (experts, saved_modules) = (self.enable_lora_experts, self.enable_lora_modules_to_save);
+        self.lora.enable_lora.then_some(LoraOptions { slots, max_rank, dtype, experts, saved_modules })
     }
 
     /// The model loader's part of the flags.

@@ -83,15 +83,11 @@ pub fn to_load(body: &[u8]) -> Result<ServeAdapterRequest, ApiError> {
     let path = fields.text("lora_path")?.unwrap_or_default();
     let base_model_name = fields.text("base_model_name")?.unwrap_or_default();
     let in_place = fields.flag("load_inplace", false)?;
-    let is_3d = fields.flag("is_3d_lora_weight", false)?;
+    // Whether experts' matrices are in one tensor is told from the adapter's files.
+    let _: bool = fields.flag("is_3d_lora_weight", false)?;
     log_unread(&fields);
     if name.is_empty() || path.is_empty() {
         return Err(ApiError::new(Fault::UserInput, "Both 'lora_name' and 'lora_path' must be provided."));
-    }
-    if is_3d {
-        let message =
-            "adapters of experts, whose matrices are three-dimensional, are not served: merge it into its model";
-        return Err(ApiError::field("is_3d_lora_weight", message));
     }
     Ok(ServeAdapterRequest { adapter: Some(ServedAdapter { name, path, base_model_name }), in_place })
 }
@@ -128,8 +124,8 @@ mod tests {
             assert_eq!(error.fault.name(), "InvalidUserInput");
         }
         let experts = |is_3d| load(json!({"lora_name": "a", "lora_path": "/a", "is_3d_lora_weight": is_3d}));
-        assert_eq!(experts(true).unwrap_err().param.as_deref(), Some("is_3d_lora_weight"));
-        assert!(experts(false).is_ok());
+        assert_eq!(experts(json!("x")).unwrap_err().param.as_deref(), Some("is_3d_lora_weight"));
+        assert!(experts(json!(false)).is_ok() && experts(json!(true)).is_ok());
         let unload = |json: Value| to_unload(json.to_string().as_bytes());
         assert_eq!(unload(json!({"lora_name": "a", "lora_int_id": 7})).expect("a body"), "a");
         assert!(unload(json!({})).unwrap_err().message.contains("'lora_name' needs to be provided"));

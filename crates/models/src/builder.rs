@@ -7,7 +7,7 @@ use model_spec::{AttentionSpec, ModelSpec, NormScale, NormSpec, Position, RopeSp
 
 use crate::error::LoadError;
 use crate::linear::{Linear, Split};
-use crate::lora::{LoraForm, LoraLayer, Projection, SavedLayer};
+use crate::lora::{ExpertParameter, LoraForm, LoraLayer, Projection, SavedLayer};
 use crate::tp::Shard;
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
 
@@ -110,8 +110,26 @@ impl Builder<'_> {
         let mut projections: Vec<Projection> = parts.iter().map(|part| self.projection_of(part)).collect();
         projections.last_mut()?.pad_rows = pad_rows;
         let outputs: Vec<usize> = projections.iter().map(|part| part.rows.len() + part.pad_rows).collect();
-        let site = self.store.lora_site(projections[0].cols.len(), &outputs)?;
-        self.lora.push(LoraLayer { form, site, projections });
+        let site = self.store.lora_site(projections[0].cols.len(), &outputs, None)?;
+        self.lora.push(LoraLayer { form, site, projections, of_experts: false, parameter: None });
+        Some(site)
+    }
+
+    /// Room for the adapters of a layer of experts, where there are to be any: the parts that each stacks, expert after
+    /// expert. `parameter` is what has them all for PEFT.
+    pub(crate) fn expert_lora_site(
+        &mut self,
+        experts: &[Vec<LinearPart>],
+        parameter: Option<ExpertParameter>,
+    ) -> Option<LoraSite> {
+        let projections: Vec<Projection> = experts.iter().flatten().map(|part| self.projection_of(part)).collect();
+        // Where experts share a tensor, that is how adapters name them.
+        if parameter.is_none() && projections.iter().any(|one| one.location.stack.is_some()) {
+            return None;
+        }
+        let outputs: Vec<usize> = experts.first()?.iter().map(|part| part.rows.len()).collect();
+        let site = self.store.lora_site(projections.first()?.cols.len(), &outputs, Some(experts.len()))?;
+        self.lora.push(LoraLayer { form: LoraForm::Linear, site, projections, of_experts: true, parameter });
         Some(site)
     }
 
@@ -124,7 +142,7 @@ impl Builder<'_> {
     }
 
     /// What a rank holds of a part, as adapters' files see it.
-    fn projection_of(&self, part: &LinearPart) -> Projection {
+    pub(crate) fn projection_of(&self, part: &LinearPart) -> Projection {
         Projection {
             location: (self.names)(part.id, ParamKind::Weight),
             shape: part.shape,

@@ -35,7 +35,7 @@ pub use error::{ForwardError, LoadError};
 pub use load::{
     ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Progress, ScoreTokens, load, load_network, read_spec,
 };
-pub use lora::{Adapter, AdapterError, AdapterLayout, AdapterWrite, LoraOptions};
+pub use lora::{Adapter, AdapterError, AdapterLayout, AdapterWrite, LoraOptions, SlotBytes};
 pub use model::{Logits, Memory, Model};
 pub use network::{Network, Observer, Outputs, Step};
 pub use placement::{Placement, Stage};

@@ -85,21 +85,35 @@ pub(crate) struct ExpertLinear {
     matrices: MatrixGroup,
     /// `[experts, out_features]`.
     bias: Option<Vector>,
+    /// Where its adapters are, if it takes some.
+    lora: Option<LoraSite>,
 }
 
 impl ExpertLinear {
     pub(crate) fn new(matrices: MatrixGroup, bias: Option<Vector>) -> Self {
-        Self { matrices, bias }
+        Self { matrices, bias, lora: None }
+    }
+
+    /// With adapters, each expert its own.
+    pub(crate) fn with_adapters(self, lora: Option<LoraSite>) -> Self {
+        Self { lora, ..self }
     }
 
     /// A row of `out` for every choice; `input` has a row for every choice, too, or one for all choices of a row.
     pub(crate) fn run(&self, input: Act, choice: ExpertRouting, out: Act, backend: &mut dyn Backend) {
         backend.expert_matmul(input, self.matrices, self.bias, choice, out);
+        if let Some(site) = self.lora {
+            backend.expert_lora(input, site, choice, out);
+        }
     }
 
     /// The same of experts that give `[gate | up]`, gated: `out = activation(gate) * up`.
     pub(crate) fn run_gated(&self, input: Act, gate: ExpertGate, choice: ExpertRouting, backend: &mut dyn Backend) {
         let ExpertGate { activation, raised, out } = gate;
+        if self.lora.is_some() && backend.adds_deltas() {
+            self.run(input, choice, raised, backend);
+            return backend.gated(raised, activation, out);
+        }
         let experts = GatedExperts { w: self.matrices, bias: self.bias, activation, raised };
         backend.gated_experts(input, experts, choice, out);
     }

@@ -355,8 +355,9 @@ fn adapted_elsewhere(
     let mut found = Vec::new();
     for others in [0..layers.start, layers.end..spec.layers.len()].into_iter().filter(|others| !others.is_empty()) {
         let built = network::build(spec, names, shard, others, &mut Measure::adapted(weights))?;
-        for LoraLayer { form, projections, .. } in built.lora {
+        for LoraLayer { form, projections, parameter, .. } in built.lora {
             found.extend(projections.into_iter().map(|projection| (form, projection.location)));
+            found.extend(parameter.into_iter().flat_map(|one| one.locations()).map(|location| (form, location)));
         }
     }
     Ok(found)

@@ -597,6 +597,20 @@ impl ops::Lora for CudaBackend {
         self.append(Op::Lora(Lora { x, site: site.0, out, gates }));
     }
 
+    fn adds_deltas(&self) -> bool {
+        self.lora.is_active()
+    }
+
+    fn expert_lora(&mut self, x: Act, site: ops::LoraSite, choice: ExpertRouting, out: Act) {
+        if !self.lora.is_active() {
+            return;
+        }
+        assert_ne!(x, out, "a delta cannot overwrite its input");
+        self.append(Op::Opaque("expert_lora"));
+        let (rows, choices) = ([self.acts.view(x), self.acts.view(out)], &self.choices[choice.0 as usize]);
+        self.lora.add_expert_deltas(&mut self.device, site.0, choices, rows);
+    }
+
     fn lora_embed(&mut self, site: ops::LoraSite, entries: ops::Entries, out: Act) {
         if !self.lora.is_active() {
             return;

@@ -538,6 +538,16 @@ impl ops::Lora for CpuBackend {
         self.lora.add_deltas(self.isa, &mut self.pool, x, site.0, out);
     }
 
+    fn adds_deltas(&self) -> bool {
+        !self.lora.rows.is_empty()
+    }
+
+    fn expert_lora(&mut self, x: Act, site: ops::LoraSite, routing: ExpertRouting, out: Act) {
+        assert_ne!(x, out, "a delta cannot overwrite its input");
+        let (x, out, choices) = (self.acts.view(x), self.acts.view(out), &self.choices[routing.0 as usize]);
+        self.lora.add_expert_deltas(self.isa, &mut self.pool, lora::ExpertRows { site: site.0, choices, x, out });
+    }
+
     fn lora_embed(&mut self, site: ops::LoraSite, entries: ops::Entries, out: Act) {
         let (tokens, out) = (lora::Tokens { rows: &self.batch.tokens, entries }, self.acts.view(out));
         self.lora.add_entries(self.isa, &mut self.pool, site.0, tokens, out);

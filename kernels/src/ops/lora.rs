@@ -1,7 +1,7 @@
 //! Low-rank adapters (LoRA): small matrices whose product is added to a linear layer's, for each row its own
 //! adapter's; and whole matrices that adapters have in place of the model's.
 
-use super::{Act, Backend, DType, PlainElements, RowSelection};
+use super::{Act, Backend, DType, ExpertRouting, PlainElements, RowSelection};
 
 /// Where a layer's adapters lie on the device: one after the other, in slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,10 +55,12 @@ pub struct LoraShape<'a> {
     pub max_rank: usize,
     /// Input features of the layer; of an embedding, the entries of its table.
     pub inputs: usize,
-    /// Output features of each projection that the layer stacks, in order.
+    /// Output features of each projection that the layer stacks, in order; of experts, of each that an expert stacks.
     pub outputs: &'a [usize],
     /// What adapters are kept in.
     pub dtype: DType,
+    /// Of a layer of experts, all of one shape, how many there are: each has an adapter of its own.
+    pub experts: Option<usize>,
 }
 
 /// One projection's adapter: `delta = x a^T b^T`.
@@ -73,11 +75,21 @@ pub struct LoraWeights<'a> {
 }
 
 impl LoraShape<'_> {
+    /// Projections that a slot has room for, expert after expert.
+    pub fn parts(&self) -> usize {
+        self.members() * self.outputs.len()
+    }
+
+    /// Adapters of a slot, each of all projections: as many as experts.
+    pub fn members(&self) -> usize {
+        self.experts.unwrap_or(1)
+    }
+
     /// `parts` are adapters of this layer's projections.
     pub fn check(&self, slot: usize, parts: &[Option<LoraWeights<'_>>]) {
         assert!(slot < self.slots, "adapter slot {slot} of {}", self.slots);
-        assert_eq!(parts.len(), self.outputs.len(), "adapters of projections, and projections");
-        for (part, outputs) in parts.iter().zip(self.outputs) {
+        assert_eq!(parts.len(), self.parts(), "adapters of projections, and projections");
+        for (part, outputs) in parts.iter().zip(self.outputs.iter().cycle()) {
             let Some(LoraWeights { rank, a, b }) = part else { continue };
             assert!(*rank > 0 && *rank <= self.max_rank, "an adapter of rank {rank} of {}", self.max_rank);
             assert_eq!([a.dtype, b.dtype], [self.dtype; 2], "types of an adapter");
@@ -138,9 +150,9 @@ pub trait Lora {
     /// What is written from here on comes to the device when the steps that have begun are over.
     fn begin_writes(&mut self) {}
 
-    /// Replaces what a slot holds: an adapter for each projection of the layer; absent: none. Takes as many bytes as
-    /// are soon copied (a GPU a MiB, a CPU all) and counts them in `taken`, 0 at first; to be called until it has taken
-    /// all. A device that has failed takes all at once.
+    /// Replaces what a slot holds: an adapter for each projection of the layer, expert after expert; absent: none.
+    /// Takes as many bytes as are soon copied (a GPU a MiB, a CPU all) and counts them in `taken`, 0 at first; to be
+    /// called until it has taken all. A device that has failed takes all at once.
     fn write_lora(&mut self, site: LoraSite, slot: u32, parts: &[Option<LoraWeights<'_>>], taken: &mut usize) -> Taken {
         let _ = (slot, parts, taken);
         unreachable!("{site:?} of a device without adapters");
@@ -156,6 +168,12 @@ pub trait Lora {
     /// that it can be captured.
     fn expect_adapters(&mut self) {}
 
+    /// Whether the step has rows with adapters, or is a dummy run of one that has: where it has none, what adds deltas
+    /// may be left out.
+    fn adds_deltas(&self) -> bool {
+        false
+    }
+
     /// The rows of later deltas of the step are these of its batch.
     fn select_adapters(&mut self, selection: RowSelection<'_>) {
         let _ = selection;
@@ -167,6 +185,13 @@ pub trait Lora {
     /// A row's result depends on the row and its adapter alone.
     fn lora(&mut self, x: Act, site: LoraSite, out: Act) {
         let _ = (x, site, out);
+    }
+
+    /// The same of a layer of experts, called after [`super::Ops::expert_matmul`]: with `k` choices a row and `e` the
+    /// row's expert at `slot`, the adapter of `e` adds to `out[row * k + slot]`, of `x[row]` or, where `x` has a row
+    /// for every (row, slot), of that.
+    fn expert_lora(&mut self, x: Act, site: LoraSite, routing: ExpertRouting, out: Act) {
+        let _ = (x, site, routing, out);
     }
 
     /// The same of an embedding, whose inputs are its entries, called after [`super::Ops::embed`]: `out[row] += scale *

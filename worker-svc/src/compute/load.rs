@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use kernels::ops::{AttentionKernels, Backend};
-use models::{LoadOptions, Memory, Model, pooling::PoolingPlan};
+use models::{LoadOptions, Memory, Model, SlotBytes, pooling::PoolingPlan};
 use proto::WorkerReady;
 use service_kit::{LoadProgress, StepDefaults};
 use tokio::sync::mpsc;
@@ -101,6 +101,17 @@ fn load_weights(
         architecture = model.spec.architecture,
         "weights are loaded: {gb:.2} GB in {seconds:.2} s, {gb_per_s:.1} GB/s; {each:.2} bytes a weight"
     );
+    if let Some(layout) = model.runner.adapter_layout() {
+        let SlotBytes { all, experts } = layout.slot_bytes();
+        let of_experts = match experts {
+            0 => String::new(),
+            _ => format!(
+                ", {:.1} MB of it for experts, which --no-enable-lora-experts leaves out",
+                experts as f64 * 1e-6
+            ),
+        };
+        info!("each of --max-loras {} has room for {:.1} MB{of_experts}", args.lora.slots(), all as f64 * 1e-6);
+    }
     for AttentionKernels { prefill, decode } in &model.attention {
         info!(prefill, decode, "attention kernels; --attention-backend selects others");
     }

@@ -1,6 +1,6 @@
 //! The fields that are honoured, body by body, each list sorted by name.
 
-use super::{BOTH, Fate, Field, field};
+use super::{BOTH, Field, field};
 use crate::api::{
     operation::Body::{
         self, AbortRequests, Chat, Completion, CountTokens, Detokenize, LoadLoraAdapter, Messages, Responses,
@@ -9,8 +9,8 @@ use crate::api::{
     shape::{
         Bounds, Member, Served,
         Shape::{
-            self, Any, Bool, Closed, Either, Flag, Letters, List, Named, Number, Object, Pattern, Regex, Several,
-            Table, Text, Whole, Word,
+            self, Bool, Closed, Either, Flag, Letters, List, Named, Number, Object, Pattern, Regex, Several, Table,
+            Text, Whole, Word,
         },
         has, may,
     },
@@ -358,10 +358,9 @@ pub(super) const FIELDS: &[Field] = &[
     // Of /v1/load_lora_adapter and /v1/unload_lora_adapter.
     field("base_model_name", &[LoadLoraAdapter], Text, "The model that it was made for, for /v1/models")
         .seen(LORA_TEST),
-    Field {
-        fate: Fate::Refused("adapters of experts are not served: merge it into its model"),
-        ..field("is_3d_lora_weight", &[LoadLoraAdapter], Any, "").seen(LORA_TEST)
-    },
+    field("is_3d_lora_weight", &[LoadLoraAdapter], Bool, "The adapter's files tell; steers nothing")
+        .or("false")
+        .seen(LORA_TEST),
     field("load_inplace", &[LoadLoraAdapter], Bool, "It may take the place of one of that name")
         .or("false")
         .seen(LORA_TEST),

@@ -5,14 +5,15 @@
 
 use std::ops::Range;
 
-use kernels::ops::{self, Act, Backend, Epilogue, ExpertRouting, MatrixUse, Vector};
+use kernels::ops::{self, Act, Backend, Epilogue, ExpertRouting, LoraSite, MatrixUse, Vector};
 use model_spec::{Activation, MlpKind, MoeSpec, RoutingSpec, SharedExpertSpec};
 
 use super::FeedForward;
 use super::mlp::{self, Mlp};
-use crate::builder::Builder;
+use crate::builder::{Builder, LinearPart};
 use crate::error::LoadError;
 use crate::linear::{ExpertGate, ExpertLinear, Linear};
+use crate::lora::{ExpertParameter, Projection};
 use crate::weights::{LayerParam, MlpParam, ParamId, ParamKind, Role, Slice};
 
 /// Weights and buffers of an MoE layer.
@@ -93,19 +94,23 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
         MlpKind::Plain => &[MlpParam::Up],
     };
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
+    let (mut up_parts, mut down_parts) = (Vec::new(), Vec::new());
     for number in 0..experts {
         let part = |piece: &MlpParam| LayerParam::Expert(number, *piece).of(inner, mine.clone());
         let stack: Vec<_> = raising.iter().map(part).collect();
-        ups.push(builder.matrix(&builder.row_parts(index, &stack), MatrixUse::Experts)?);
-        downs.push(builder.matrix(&[builder.col_part(index, part(&MlpParam::Down))], MatrixUse::Experts)?);
+        up_parts.push(builder.row_parts(index, &stack));
+        down_parts.push(vec![builder.col_part(index, part(&MlpParam::Down))]);
+        ups.push(builder.matrix(&up_parts[number], MatrixUse::Experts)?);
+        downs.push(builder.matrix(&down_parts[number], MatrixUse::Experts)?);
     }
     let up_bias = match expert.bias.up {
         true => Some(up_bias(builder, index, experts, UpBias { pieces: raising, inner, mine: mine.clone() })?),
         false => None,
     };
     let down_bias = if expert.bias.down { down_bias(builder, index, experts)? } else { None };
-    let up = ExpertLinear::new(builder.store.group(&ups), up_bias);
-    let down = ExpertLinear::new(builder.store.group(&downs), down_bias);
+    let [up_lora, down_lora] = lora_sites(builder, [&up_parts, &down_parts]);
+    let up = ExpertLinear::new(builder.store.group(&ups), up_bias).with_adapters(up_lora);
+    let down = ExpertLinear::new(builder.store.group(&downs), down_bias).with_adapters(down_lora);
     let shared = shared.map(|spec| build_shared(builder, index, spec)).transpose()?;
     let (k, width) = (routing.top_k, mine.len());
     let inner = builder.store.rows_buffer("expert inner", k, width);
@@ -127,6 +132,15 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
         inner,
         given: builder.store.rows_buffer("expert output", k, builder.hidden()),
     })
+}
+
+/// Room for the adapters of experts, where there are to be any: of what raises, and of what lowers.
+fn lora_sites(builder: &mut Builder<'_>, parts: [&[Vec<LinearPart>]; 2]) -> [Option<LoraSite>; 2] {
+    let firsts = parts.map(|experts| experts.first().into_iter().flatten().map(|part| builder.projection_of(part)));
+    let firsts = firsts.map(Iterator::collect::<Vec<Projection>>);
+    let parameters = ExpertParameter::of_layer([&firsts[0], &firsts[1]], parts[0].len());
+    let [up, down] = parameters.map_or([None, None], |parameters| parameters.map(Some));
+    [builder.expert_lora_site(parts[0], up), builder.expert_lora_site(parts[1], down)]
 }
 
 fn build_shared(builder: &mut Builder<'_>, index: usize, spec: SharedExpertSpec) -> Result<Shared, LoadError> {

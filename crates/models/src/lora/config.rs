@@ -6,14 +6,14 @@ use regex::Regex;
 use serde_json::Value;
 
 use super::AdapterError;
+use super::places::is_end;
 
 /// Fields that change what an adapter computes, and what to do instead. They are unused where absent, null, false,
 /// empty or this text.
-const UNSUPPORTED: [(&str, &str, &str); 11] = [
+const UNSUPPORTED: [(&str, &str, &str); 10] = [
     ("use_dora", "", "merge a DoRA adapter into its model"),
     ("bias", "none", "train without biases, or merge the adapter into its model"),
     ("lora_bias", "", "train without biases, or merge the adapter into its model"),
-    ("target_parameters", "", "only linear modules are adapted; merge the adapter into its model"),
     ("trainable_token_indices", "", "merge the adapter into its model"),
     ("layer_replication", "", "serve the model that the replication gives"),
     ("alora_invocation_tokens", "", "an activated adapter cannot be served; train a plain one"),
@@ -30,6 +30,8 @@ pub(super) struct Config {
     use_rslora: bool,
     /// Modules in place of the model's: ends of their names.
     saved: Vec<String>,
+    /// Parameters with adapters, beside those of linear modules: ends of their names.
+    pub(super) parameters: Vec<String>,
 }
 
 /// A number that some modules have another value of.
@@ -67,15 +69,13 @@ impl Config {
             alpha: pattern(json, "lora_alpha", "alpha_pattern")?,
             use_rslora: json["use_rslora"].as_bool().unwrap_or(false),
             saved: names(json, "modules_to_save")?,
+            parameters: names(json, "target_parameters")?,
         })
     }
 
     /// A module in place of the model's that is none of `found`.
     pub(super) fn missing(&self, found: &[&str]) -> Option<&str> {
-        let ends = |module: &str, name: &str| {
-            module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        let is_there = |name: &String| found.iter().any(|module| ends(module, name));
+        let is_there = |name: &String| found.iter().any(|module| is_end(module, name));
         self.saved.iter().find(|name| !is_there(name)).map(String::as_str)
     }
 

@@ -45,9 +45,16 @@ mod tests {
     fn of(name: &str, rows: Range<usize>, cols: Range<usize>) -> (Vec<f32>, Vec<f32>) {
         let location = TensorLocation::from("layer.weight".to_owned());
         let projections = vec![Projection { location, shape: [6, 8], rows, cols, pad_rows: 0 }];
-        let layers = vec![LoraLayer { form: LoraForm::Linear, site: LoraSite(0), projections }];
+        let layers = vec![LoraLayer {
+            form: LoraForm::Linear,
+            site: LoraSite(0),
+            projections,
+            of_experts: false,
+            parameter: None,
+        }];
         let (saved, elsewhere) = (Vec::new(), Vec::new());
-        let layout = AdapterLayout { layers, saved, elsewhere, max_rank: 4, dtype: DType::F32, saves: false };
+        let (max_rank, dtype) = (4, DType::F32);
+        let layout = AdapterLayout { layers, saved, elsewhere, max_rank, dtype, experts: true, saves: false };
         let mut adapter = layout.dummy(name, 1);
         let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
         assert_eq!(rank, 4);

@@ -11,6 +11,8 @@ mod dummy;
 mod error;
 mod modules;
 mod numbers;
+mod parameters;
+mod places;
 mod read;
 
 use std::ops::Range;
@@ -20,6 +22,7 @@ use kernels::ops::{Backend, DType, LoraSite, LoraWeights, SavedSite, Taken};
 
 pub use self::error::AdapterError;
 use self::numbers::Numbers;
+pub(crate) use self::parameters::ExpertParameter;
 use crate::weights::TensorLocation;
 
 /// Room for adapters on a device.
@@ -31,6 +34,8 @@ pub struct LoraOptions {
     pub max_rank: usize,
     /// What the device keeps them in; absent: what is computed in.
     pub dtype: Option<DType>,
+    /// Whether each slot has room for the experts of mixtures.
+    pub experts: bool,
     /// Whether each slot has room for a whole embedding and a whole head, in place of the model's.
     pub saved_modules: bool,
 }
@@ -41,13 +46,42 @@ pub struct AdapterLayout {
     pub(crate) layers: Vec<LoraLayer>,
     /// The modules that adapters may have in place of the model's; none without room for that.
     pub(crate) saved: Vec<SavedLayer>,
-    /// Projections that other stages have. These check what adapters have for them.
+    /// Projections that other stages have, and parameters of experts. These stages check what adapters have for them.
     pub(crate) elsewhere: Vec<(LoraForm, TensorLocation)>,
     pub(crate) max_rank: usize,
+    /// Whether slots have room for experts.
+    pub(crate) experts: bool,
     /// Whether slots have room for saved modules, here or in other stages.
     pub(crate) saves: bool,
     /// What adapters are kept in, on the host as on the device.
     pub(crate) dtype: DType,
+}
+
+/// What a slot of the device has room for, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotBytes {
+    /// In all.
+    pub all: u64,
+    /// Of that, experts.
+    pub experts: u64,
+}
+
+impl AdapterLayout {
+    /// The room that a slot has.
+    pub fn slot_bytes(&self) -> SlotBytes {
+        let numbers = |layer: &LoraLayer| -> usize {
+            let outputs = |one: &Projection| one.rows.len() + one.pad_rows;
+            layer.projections.iter().map(|one| self.max_rank * (one.cols.len() + outputs(one))).sum()
+        };
+        let bytes = |numbers: usize| (numbers * self.dtype.size()) as u64;
+        let sum = |of_experts: bool| {
+            bytes(self.layers.iter().filter(|layer| layer.of_experts == of_experts).map(numbers).sum())
+        };
+        let saved =
+            self.saved.iter().map(|layer| (layer.matrix.rows.len() + layer.matrix.pad_rows) * layer.matrix.cols.len());
+        let experts = sum(true);
+        SlotBytes { all: sum(false) + experts + bytes(saved.sum()), experts }
+    }
 }
 
 /// What a layer that takes adapters is.
@@ -66,8 +100,12 @@ pub(crate) enum LoraForm {
 pub(crate) struct LoraLayer {
     pub form: LoraForm,
     pub site: LoraSite,
-    /// The projections that it stacks, in order.
+    /// The projections that it stacks, in order; of experts, expert after expert.
     pub projections: Vec<Projection>,
+    /// Whether it is one of experts.
+    pub of_experts: bool,
+    /// Of experts, what has all of these for PEFT, which may adapt it as a whole.
+    pub parameter: Option<ExpertParameter>,
 }
 
 /// An embedding or a head that adapters may have in place of the model's.

@@ -8,22 +8,26 @@ use sha2::{Digest, Sha256};
 
 use super::config::Config;
 use super::modules::{Module, is_named, modules};
+use super::parameters::unwrapped;
+use super::places::{Place, Places};
 use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection, SavedLayer};
 use crate::weights::{Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
 
 /// A module's two matrices: names of tensors.
-struct Names<'a> {
-    module: &'a str,
-    is_embedding: bool,
-    a: &'a str,
-    b: &'a str,
+#[derive(Clone, Copy)]
+pub(super) struct Names<'a> {
+    pub module: &'a str,
+    pub is_embedding: bool,
+    pub a: &'a str,
+    pub b: &'a str,
 }
 
-impl Names<'_> {
-    /// Whether they are of a layer of this form, whose matrix lies there.
-    fn belong_to(&self, form: LoraForm, location: &TensorLocation) -> bool {
-        form.is_embedding() == self.is_embedding && is_named(&location.tensor, self.module)
-    }
+/// What an adapter's folder has.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub modules: &'a BTreeMap<String, Module>,
+    pub tensors: Tensors<'a>,
+    pub config: &'a Config,
 }
 
 impl AdapterLayout {
@@ -50,7 +54,11 @@ impl AdapterLayout {
             return Err(AdapterError::Config { file: dir.join("adapter_config.json"), reason });
         }
         let tensors = Tensors { files: &*files, model: dir, threads: 1 };
-        let (layers, saved) = (self.layers(&modules, tensors, &config)?, self.saved(&modules, tensors)?);
+        let places = Places::of(self);
+        self.check_parameters(&places, &config)
+            .map_err(|reason| AdapterError::Config { file: dir.join("adapter_config.json"), reason })?;
+        let source = Source { modules: &modules, tensors, config: &config };
+        let (layers, saved) = (self.layers(source, &places)?, self.saved(&modules, tensors)?);
         // What PyTorch pickled is read from the file once more, piece by piece.
         if path.extension().is_some_and(|extension| extension == "bin") && Sha256::digest(contents(&path)?) != hash {
             return Err(AdapterError::Changed { file: path });
@@ -60,17 +68,13 @@ impl AdapterLayout {
     }
 
     /// What the file has for each layer.
-    fn layers(
-        &self,
-        modules: &BTreeMap<String, Module>,
-        tensors: Tensors<'_>,
-        config: &Config,
-    ) -> Result<Vec<Vec<Option<Delta>>>, AdapterError> {
+    fn layers(&self, source: Source<'_>, places: &Places<'_>) -> Result<Vec<Vec<Option<Delta>>>, AdapterError> {
+        let Source { modules, tensors, .. } = source;
         let mut layers: Vec<Vec<Option<Delta>>> = self.layers.iter().map(|_| Vec::new()).collect();
         for (module, found) in modules {
             for (is_embedding, pair) in [(false, &found.linear), (true, &found.embedding)] {
                 if let Some([a, b]) = pair.both(module)? {
-                    self.add(&Names { module, is_embedding, a, b }, tensors, config, &mut layers)?;
+                    self.add(&Names { module, is_embedding, a, b }, source, places, &mut layers)?;
                 }
             }
             if let Some(frozen) = &found.frozen {
@@ -136,27 +140,69 @@ impl AdapterLayout {
     fn add(
         &self,
         names: &Names<'_>,
-        tensors: Tensors<'_>,
-        config: &Config,
+        source: Source<'_>,
+        places: &Places<'_>,
         layers: &mut [Vec<Option<Delta>>],
     ) -> Result<(), AdapterError> {
+        let Source { tensors, config, .. } = source;
+        let is_wanted = |form: LoraForm| form.is_embedding() == names.is_embedding;
         let mut found = false;
-        for (LoraLayer { form, projections, .. }, deltas) in self.layers.iter().zip(layers) {
-            for (index, projection) in projections.iter().enumerate() {
-                if !names.belong_to(*form, &projection.location) {
-                    continue;
+        let (module, depth) = unwrapped(names.module);
+        for place in places.find(module) {
+            match place {
+                Place::Projection { layer, index } if depth == 0 && is_wanted(self.layers[layer].form) => {
+                    let LoraLayer { form, projections, .. } = &self.layers[layer];
+                    layers[layer].resize_with(projections.len(), || None);
+                    check_free(names, &layers[layer][index..=index])?;
+                    layers[layer][index] = Some(self.delta(*form, &projections[index], names, tensors, config)?);
                 }
-                found = true;
-                deltas.resize_with(projections.len(), || None);
-                deltas[index] = Some(self.delta(*form, projection, names, tensors, config)?);
+                Place::Parameter { layer } if !names.is_embedding => {
+                    if let Some(deltas) = self.of_parameter(&self.layers[layer], names, source)? {
+                        check_free(names, &layers[layer])?;
+                        layers[layer] = deltas;
+                    }
+                }
+                Place::Elsewhere(form) if is_wanted(form) => {}
+                _ => continue,
+            }
+            found = true;
+        }
+        if found { Ok(()) } else { Err(self.unknown(names)) }
+    }
+
+    /// A module that is none of the model's with adapters.
+    fn unknown(&self, names: &Names<'_>) -> AdapterError {
+        let kind = if names.is_embedding { "embedding" } else { "linear layer" };
+        let instead = self.instead(names.module);
+        let reason = format!("{:?} is no {kind} of this model that takes adapters{instead}", names.module);
+        tensor_error(names.a, reason)
+    }
+
+    /// What gives a module of this name adapters.
+    fn instead(&self, module: &str) -> &'static str {
+        match module.split('.').any(|word| word == "experts") && !self.experts {
+            true => "; experts take some without --no-enable-lora-experts",
+            false => "",
+        }
+    }
+
+    /// Fails where an adapter of a parameter would be left out.
+    fn check_parameters(&self, places: &Places<'_>, config: &Config) -> Result<(), String> {
+        let parameters = || self.layers.iter().filter_map(|layer| layer.parameter.as_ref());
+        let is_known = |end: &String| {
+            let module = end.strip_suffix(".weight").unwrap_or(end);
+            parameters().any(|parameter| parameter.has_end(end)) || places.has_end(module)
+        };
+        match config.parameters.iter().find(|end| !is_known(end)) {
+            None => Ok(()),
+            Some(end) => {
+                let instead = self.instead(end);
+                Err(format!(
+                    "target_parameters names {end:?}, which is not supported: it is no matrix of this model's linear \
+                     layers or experts that takes adapters{instead}"
+                ))
             }
         }
-        if found || self.elsewhere.iter().any(|(form, location)| names.belong_to(*form, location)) {
-            return Ok(());
-        }
-        let kind = if names.is_embedding { "embedding" } else { "linear layer" };
-        let reason = format!("{:?} is no {kind} of this model that takes adapters", names.module);
-        Err(tensor_error(names.a, reason))
     }
 
     /// Fails where a matrix of an embedding or a head is none of this model's, or has another vocabulary. PEFT writes
@@ -190,7 +236,7 @@ impl AdapterLayout {
     ) -> Result<Delta, AdapterError> {
         let [a, b] = [names.a, names.b].map(|name| tensors.find(name).map_err(Box::new));
         let (a, b) = (a?, b?);
-        let rank = self.rank(&a, names, config)?;
+        let rank = self.check_rank(a.shape.first().copied().unwrap_or(0), &a, names, config)?;
         let [outputs, inputs] = projection.shape;
         let of_a = Slice {
             location: TensorLocation::from(a.name.clone()),
@@ -210,9 +256,15 @@ impl AdapterLayout {
         Ok(Delta { rank, a, b })
     }
 
-    /// The rank of a module's matrices, of which `a` is the first.
-    fn rank(&self, a: &Tensor<'_>, names: &Names<'_>, config: &Config) -> Result<usize, AdapterError> {
-        let (rank, configured) = (a.shape.first().copied().unwrap_or(0), config.rank(names.module));
+    /// The rank of a module's matrices, of which `a` is the first, if there is room for it.
+    pub(super) fn check_rank(
+        &self,
+        rank: usize,
+        a: &Tensor<'_>,
+        names: &Names<'_>,
+        config: &Config,
+    ) -> Result<usize, AdapterError> {
+        let configured = config.rank(names.module);
         if rank > self.max_rank {
             let reason = format!("rank {rank} is above --max-lora-rank {}", self.max_rank);
             return Err(tensor_error(names.a, reason));
@@ -222,6 +274,14 @@ impl AdapterLayout {
             return Err(tensor_error(names.a, reason));
         }
         Ok(rank)
+    }
+}
+
+/// Fails where a matrix has an adapter already, under another name.
+fn check_free(names: &Names<'_>, deltas: &[Option<Delta>]) -> Result<(), AdapterError> {
+    match deltas.iter().any(Option::is_some) {
+        true => Err(tensor_error(names.a, "its matrix has an adapter of another name, too".to_owned())),
+        false => Ok(()),
     }
 }
 
@@ -238,7 +298,12 @@ fn contents(file: &Path) -> Result<Vec<u8>, AdapterError> {
 }
 
 /// A slice of a tensor's numbers.
-fn numbers(form: LoraForm, tensors: Tensors<'_>, tensor: &Tensor<'_>, slice: &Slice) -> Result<Vec<f32>, AdapterError> {
+pub(super) fn numbers(
+    form: LoraForm,
+    tensors: Tensors<'_>,
+    tensor: &Tensor<'_>,
+    slice: &Slice,
+) -> Result<Vec<f32>, AdapterError> {
     if !slice.fits(tensor.shape) {
         return Err(misshapen(form, tensor, &slice.stored_shape()));
     }
@@ -252,7 +317,7 @@ fn numbers(form: LoraForm, tensors: Tensors<'_>, tensor: &Tensor<'_>, slice: &Sl
 
 /// A tensor of another shape than the model needs, which has one of its vocabulary's size where it is of an embedding
 /// or a head.
-fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize]) -> AdapterError {
+pub(super) fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize]) -> AdapterError {
     let instead = match form {
         LoraForm::Linear => "",
         LoraForm::Head | LoraForm::Embedding => {

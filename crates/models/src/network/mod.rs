@@ -125,9 +125,9 @@ impl Network {
         let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora, adapted_elsewhere } =
             parts;
         let (adapted, saved) = (std::mem::take(&mut modules.lora), std::mem::take(&mut modules.saved));
-        let adapters = lora.map(|LoraOptions { max_rank, dtype, saved_modules: saves, .. }| {
+        let adapters = lora.map(|LoraOptions { max_rank, dtype, experts, saved_modules: saves, .. }| {
             let (elsewhere, dtype) = (adapted_elsewhere, dtype.unwrap_or(compute));
-            Arc::new(AdapterLayout { layers: adapted, saved, elsewhere, max_rank, saves, dtype })
+            Arc::new(AdapterLayout { layers: adapted, saved, elsewhere, max_rank, experts, saves, dtype })
         });
         let shard = device.shard;
         let Device { buffers: pool, backend, .. } = &mut *device;

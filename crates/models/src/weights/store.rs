@@ -32,9 +32,9 @@ pub(crate) trait Store {
     /// Matrices of one shape under one handle.
     fn group(&mut self, members: &[Matrix]) -> MatrixGroup;
     /// Room for the adapters of a linear layer, where there are to be any: its input features, and the output features
-    /// of each projection that it stacks.
-    fn lora_site(&mut self, inputs: usize, outputs: &[usize]) -> Option<LoraSite> {
-        let _ = (inputs, outputs);
+    /// of each projection that it stacks; of experts, how many.
+    fn lora_site(&mut self, inputs: usize, outputs: &[usize], experts: Option<usize>) -> Option<LoraSite> {
+        let _ = (inputs, outputs, experts);
         None
     }
     /// Room for matrices `[rows, cols]` that adapters have in place of the model's, where there are to be any.
@@ -138,7 +138,7 @@ impl Store for Measure<'_> {
         ExpertRouting(0)
     }
 
-    fn lora_site(&mut self, _: usize, _: &[usize]) -> Option<LoraSite> {
+    fn lora_site(&mut self, _: usize, _: &[usize], _: Option<usize>) -> Option<LoraSite> {
         self.adapted.then_some(LoraSite(0))
     }
 }
@@ -441,10 +441,10 @@ impl Store for Loader<'_> {
         self.buffers.choice(top_k, self.backend)
     }
 
-    fn lora_site(&mut self, inputs: usize, outputs: &[usize]) -> Option<LoraSite> {
-        let LoraOptions { slots, max_rank, dtype, .. } = self.lora?;
+    fn lora_site(&mut self, inputs: usize, outputs: &[usize], experts: Option<usize>) -> Option<LoraSite> {
+        let LoraOptions { slots, max_rank, dtype, .. } = self.lora.filter(|lora| experts.is_none() || lora.experts)?;
         let dtype = dtype.unwrap_or(self.compute);
-        Some(self.backend.new_lora_site(LoraShape { slots, max_rank, inputs, outputs, dtype }))
+        Some(self.backend.new_lora_site(LoraShape { slots, max_rank, inputs, outputs, dtype, experts }))
     }
 
     fn saved_site(&mut self, rows: usize, cols: usize) -> Option<SavedSite> {

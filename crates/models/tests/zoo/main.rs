@@ -9,6 +9,7 @@ mod adapters;
 mod checks;
 mod encoders;
 mod engine;
+mod expert_adapters;
 mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]
 mod gpu;

@@ -82,21 +82,25 @@ fn staged(folder: &str) {
     }
 }
 
-/// Each stage has its layers' part of an adapter: the bits of one stage, in one batch with the base.
 #[test]
 fn stages_have_their_part_of_adapters() {
     let [Some(dir), Some(adapter)] = ["llama", "lora-llama-r8-all"].map(folders::zoo) else { return };
-    let layers = models::read_spec(&dir).expect("a model").layers.len();
+    staged_adapter(&dir, &adapter);
+}
+
+/// Each stage has its layers' part of an adapter: the bits of one stage, in one batch with the base.
+pub fn staged_adapter(dir: &Path, adapter: &Path) {
+    let layers = models::read_spec(dir).expect("a model").layers.len();
     let setup = Setup::new(DType::F32);
-    let scripts: Vec<Script> = (0..2).flat_map(|_| greedy_scripts(&adapter, 8)).collect();
+    let scripts: Vec<Script> = (0..2).flat_map(|_| greedy_scripts(dir, 8)).collect();
     let slots: Vec<Option<u32>> = (0..scripts.len()).map(|at| (at < scripts.len() / 2).then_some(1)).collect();
     let options = LoadOptions { lora: Some(adapters::ROOM), ..options(setup) };
     for way in WAYS {
-        let mut alone = adapters::load(&dir, setup, adapters::ROOM);
-        adapters::put(&mut *alone, 1, &adapter);
+        let mut alone = adapters::load(dir, setup, adapters::ROOM);
+        adapters::put(&mut *alone, 1, adapter);
         let whole = adapters::run(&mut *alone, &mut Solo, &scripts, &slots, way);
-        let mut stages = pipeline_with(&dir, setup, &options, &[1], layers);
-        stages.put_adapter(1, &adapter);
+        let mut stages = pipeline_with(dir, setup, &options, &[1], layers);
+        stages.put_adapter(1, adapter);
         let staged = adapters::run(&mut stages, &mut Solo, &scripts, &slots, way);
         same(&format!("{way:?}"), &whole, &staged);
         assert_ne!(whole[0].logits, whole[scripts.len() / 2].logits, "the adapter changes what is computed");

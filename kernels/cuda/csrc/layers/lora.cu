@@ -4,9 +4,7 @@
 // the device, so that a captured step serves other adapters. The order of a sum depends on its length alone.
 #include "quire.cuh"
 #include "adapter_dots.cuh"
-
-// Highest rank whose weights a thread keeps from row to row.
-constexpr u32 KEPT = 16;
+#include "adapter_sums.cuh"
 
 // shrunk[row][part][j] = x[row] . a[slot][part][j] for j below the adapter's rank: blocks (rows, dots), WARPS warps for
 // COUNT of a part's j. `ranks` is [slots][parts], 0 where a projection is left alone.
@@ -74,24 +72,6 @@ DEVICE void pick(
         shrunk[(u64)row * max_rank + j] = known ? load(from[(u64)j * entries]) * scale : 0.0f;
 }
 
-// `count` weights as numbers, 16 bytes at a time where that can be.
-template <typename W> DEVICE void keep(const W* from, u32 count, f32 (&to)[KEPT]) {
-    constexpr u32 N = 16 / sizeof(W);
-    if (count % N == 0 && (u64)from % 16 == 0) {
-#pragma unroll
-        for (u32 at = 0; at < KEPT; at += N) {
-            if (at >= count) break;
-            const Piece<W, N, 16> piece(from + at);
-#pragma unroll
-            for (u32 j = 0; j < N; j++) to[at + j] = load(piece.at[j]);
-        }
-    } else {
-#pragma unroll
-        for (u32 at = 0; at < KEPT; at++)
-            if (at < count) to[at] = load(from[at]);
-    }
-}
-
 // out[row][o] += shrunk[row][part of o] . b[slot][o]: blocks (rows, outputs), a thread for each output. `ends` is where
 // each projection's outputs end.
 template <u32 ROWS, typename W, typename Out>
@@ -104,8 +84,7 @@ DEVICE void expand(
     while (o >= ends[part]) part++;
     // A projection's rows follow each other, as long as its rank.
     const u32 begin = part > 0 ? ends[part - 1] : 0, first = blockIdx.x * ROWS;
-    f32 kept[KEPT];
-    u32 kept_slot = NO_ADAPTER;
+    KeptWeights<W> kept;
 #pragma unroll 1
     for (u32 i = 0; i < ROWS && first + i < rows; i++) {
         const u32 row = first + i, slot = slots[row];
@@ -114,24 +93,8 @@ DEVICE void expand(
         if (rank == 0) continue;
         const W* w = b + ((u64)slot * outputs + begin) * max_rank + (u64)(o - begin) * rank;
         const f32* t = shrunk + ((u64)row * parts + part) * max_rank;
-        f32 sum = 0.0f;
-        if (rank <= KEPT) {
-            if (slot != kept_slot) keep(w, rank, kept);
-            kept_slot = slot;
-#pragma unroll
-            for (u32 j = 0; j < KEPT; j++)
-                if (j < rank) sum = fmaf(t[j], kept[j], sum);
-        } else {
-            for (u32 from = 0; from < rank; from += KEPT) {
-                const u32 count = min(KEPT, rank - from);
-                keep(w + from, count, kept);
-#pragma unroll
-                for (u32 j = 0; j < KEPT; j++)
-                    if (j < count) sum = fmaf(t[from + j], kept[j], sum);
-            }
-        }
         Out* to = out + (u64)row * outputs + o;
-        *to = Cast<Out>::from(load(*to) + sum);
+        *to = Cast<Out>::from(load(*to) + kept.dot(t, w, rank, slot));
     }
 }
 

@@ -14,7 +14,7 @@ impl Bench {
         let layers: [(usize, &[usize]); 4] =
             [(hidden, &[q, kv, kv]), (q, &[hidden]), (hidden, &[inner, inner]), (inner, &[hidden])];
         layers.map(|(inputs, outputs)| {
-            let shape = LoraShape { slots: SLOTS, max_rank: RANK, inputs, outputs, dtype: DType::Bf16 };
+            let shape = LoraShape { slots: SLOTS, max_rank: RANK, inputs, outputs, dtype: DType::Bf16, experts: None };
             let site = self.backend.new_lora_site(shape);
             for slot in 0..SLOTS {
                 let numbers =

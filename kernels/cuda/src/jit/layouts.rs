@@ -60,6 +60,7 @@ const LAYOUTS: &[Layout] = &[
     <recurrent::Conv as Twin>::LAYOUT,
     <sampling::layout::Cut as Twin>::LAYOUT,
     <sampling::layout::Details as Twin>::LAYOUT,
+    <layers::expert_lora::ExpertAdapters as Twin>::LAYOUT,
     <moe::experts::ExpertShape as Twin>::LAYOUT,
     <gemm::product::GemmShape as Twin>::LAYOUT,
     <layers::groups::Columns as Twin>::LAYOUT,

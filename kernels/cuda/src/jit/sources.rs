@@ -66,6 +66,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "copy_columns" in "layers"
     "delta_rule" in "recurrent"
     "embed" in "layers"
+    "expert_lora" in "moe"
     "expert_matmul" in "moe"
     "expert_matmul_packed_plain" in "moe"
     "gate" in "layers"
@@ -128,6 +129,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
     ("adapter_dots.cuh", include_str!("../../csrc/include/adapter_dots.cuh")),
     ("adapter_rows.cuh", include_str!("../../csrc/include/adapter_rows.cuh")),
+    ("adapter_sums.cuh", include_str!("../../csrc/include/adapter_sums.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),

@@ -6,15 +6,17 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::adapter_groups::{AdapterGroups, MANY, NONE};
+use super::expert_lora::{self, ExpertAdapters};
 use super::lora_mma::{self, AdapterRows, Half, Parts};
 use super::saved::SavedMatrices;
+use crate::moe::routing::Choices;
 use crate::runtime::activations::View;
 use crate::runtime::background::{BackgroundCopies, Extent};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
 use crate::weights::Staging;
-use kernels::ops::{self, DType, Entries, LoraShape, LoraWeights};
+use kernels::ops::{self, DType, Entries, LoraShape, LoraWeights, check_experts};
 
 /// Rows from which on blocks of `lora.cu` take several.
 const SEVERAL: usize = 128;
@@ -26,6 +28,9 @@ pub(super) const WARPS: usize = 8;
 /// Outputs of a block that expands.
 const BLOCK: usize = 128;
 
+/// What there was no memory for.
+const SLOTS: &str = "adapters, of which --max-loras and --max-lora-rank say how much";
+
 /// The adapters of all layers.
 #[derive(Default)]
 pub(crate) struct Adapters {
@@ -36,7 +41,8 @@ pub(crate) struct Adapters {
     /// Most numbers of a shrunk row, summed and in parts.
     width: usize,
     split_width: usize,
-    /// Shrunk rows, `[splits][rows][parts][max_rank]`, and the groups of a step's rows.
+    /// Shrunk rows, `[splits][rows][parts][max_rank]` (of experts, of pairs of row and expert), and the groups of a
+    /// step's rows.
     shrunk: Option<Memory>,
     grouped: Option<Memory>,
     most_rows: usize,
@@ -68,10 +74,11 @@ pub(crate) struct Lora {
 
 /// One layer's.
 struct Site {
-    /// `[slots][parts][max_rank][inputs]`, `[slots][outputs * max_rank]`.
+    /// `[slots][parts][max_rank][inputs]`, `[slots][outputs * max_rank]`; of experts, each has its own parts and
+    /// outputs: `[slots][experts]…`.
     a: Option<Memory>,
     b: Option<Memory>,
-    /// `[slots][parts]`.
+    /// `[slots][parts]`, or `[slots][experts][parts]`.
     ranks: Option<Memory>,
     /// Where the outputs of each part end.
     ends: Option<Memory>,
@@ -80,6 +87,7 @@ struct Site {
     outputs: Vec<usize>,
     max_rank: usize,
     dtype: DType,
+    experts: Option<usize>,
 }
 
 /// Which slot of which layer is written.
@@ -100,30 +108,34 @@ pub(super) fn bytes(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
 impl Adapters {
     /// A layer with empty slots.
     pub(crate) fn add_site(&mut self, device: &mut Device, staging: &mut Staging, shape: LoraShape<'_>) -> u32 {
-        let LoraShape { slots, max_rank, inputs, outputs, dtype } = shape;
-        let (parts, all) = (outputs.len(), outputs.iter().sum::<usize>());
+        let LoraShape { slots, max_rank, inputs, outputs, dtype, experts } = shape;
+        let (parts, all) = (shape.parts(), shape.members() * outputs.iter().sum::<usize>());
         let ends = outputs.iter().scan(0, |end, outputs| {
             *end += *outputs as u32;
             Some(*end)
         });
         let site = Site {
-            a: device.allocate(slots * parts * max_rank * inputs * dtype.size(), "adapters"),
-            b: device.allocate(slots * all * max_rank * dtype.size(), "adapters"),
-            ranks: device.allocate(slots * parts * size_of::<u32>(), "adapters"),
+            a: device.allocate(slots * parts * max_rank * inputs * dtype.size(), SLOTS),
+            b: device.allocate(slots * all * max_rank * dtype.size(), SLOTS),
+            ranks: device.allocate(slots * parts * size_of::<u32>(), SLOTS),
             ends: staging.load(device, &bytes(ends)),
             slots,
             inputs,
             outputs: outputs.to_vec(),
             max_rank,
             dtype,
+            experts,
         };
         site.ranks.iter().for_each(|ranks| device.clear(ranks));
         self.writes.prepare(device);
         self.slots = self.slots.max(slots);
-        self.width = self.width.max(parts * max_rank);
-        self.split_width = self.split_width.max(parts * max_rank * lora_mma::splits(inputs));
-        if lora_mma::expands(device, dtype, max_rank) {
-            lora_mma::specials(dtype).into_iter().for_each(|special| device.order(special));
+        let width = outputs.len() * max_rank;
+        self.width = self.width.max(width);
+        if experts.is_none() {
+            self.split_width = self.split_width.max(width * lora_mma::splits(inputs));
+            if lora_mma::expands(device, dtype, max_rank) {
+                lora_mma::specials(dtype).into_iter().for_each(|special| device.order(special));
+            }
         }
         self.sites.push(site);
         u32::try_from(self.sites.len() - 1).expect("far fewer layers")
@@ -149,13 +161,14 @@ impl Adapters {
         LoraTarget { site, slot }: LoraTarget,
         parts: &[Option<LoraWeights<'a>>],
     ) -> Vec<Extent<'a>> {
-        let Site { a, b, ranks, slots, inputs, outputs, max_rank, dtype, .. } = &self.sites[site as usize];
+        let Site { a, b, ranks, slots, inputs, outputs, max_rank, dtype, experts, .. } = &self.sites[site as usize];
         let (slot, size, inputs, max_rank) = (slot as usize, dtype.size(), *inputs, *max_rank);
-        LoraShape { slots: *slots, max_rank, inputs, outputs, dtype: *dtype }.check(slot, parts);
-        let (count, all) = (outputs.len(), outputs.iter().sum::<usize>());
+        let shape = LoraShape { slots: *slots, max_rank, inputs, outputs, dtype: *dtype, experts: *experts };
+        shape.check(slot, parts);
+        let (count, all) = (parts.len(), shape.members() * outputs.iter().sum::<usize>());
         let place = |memory: &Option<Memory>, numbers: usize| ptr(memory.as_ref()) + (numbers * size) as u64;
         let (mut extents, mut first) = (Vec::with_capacity(2 * count + 1), 0);
-        for (index, (part, outputs)) in parts.iter().zip(outputs).enumerate() {
+        for (index, (part, outputs)) in parts.iter().zip(outputs.iter().cycle()).enumerate() {
             if let Some(weights) = part {
                 let to = place(a, (slot * count + index) * max_rank * inputs);
                 extents.push(Extent { bytes: weights.a.bytes.into(), to });
@@ -281,6 +294,38 @@ impl Adapters {
     pub(crate) fn gate(&self, device: &mut Device, lora: Lora, splits: usize, out: View) -> bool {
         let site = &self.sites[lora.site as usize];
         lora.gates && self.half(site, site.b.as_ref()).gate(device, splits, lora.out, out)
+    }
+
+    /// Adds the deltas of a layer of experts to all pairs of row and expert; `x` has a row for each row, or for each
+    /// pair.
+    pub(crate) fn add_expert_deltas(&self, device: &mut Device, site: u32, choices: &Choices, [x, out]: [View; 2]) {
+        let Site { a, b, ranks, ends, inputs, outputs, max_rank, dtype, experts, .. } = &self.sites[site as usize];
+        assert_eq!(*experts, Some(choices.among), "experts with adapters, and what rows chose among");
+        assert_eq!(out.width, outputs.iter().sum::<usize>(), "width of what deltas are added to");
+        assert_eq!((choices.rows, choices.pairs()), (self.layout.rows, out.rows), "rows with adapters and experts");
+        assert!(out.rows <= self.most_rows, "{} pairs of rows and experts of {}", out.rows, self.most_rows);
+        check_experts([x.rows, x.width], [choices.among, out.width, *inputs], None, [choices.rows, choices.top_k]);
+        let [a, b, ranks, ends] = [a, b, ranks, ends].map(|memory| ptr(memory.as_ref()));
+        let sizes = [choices.among, choices.top_k, outputs.len(), *inputs, out.width, *max_rank, out.rows];
+        let [experts, top_k, parts, inputs, outputs, max_rank, pairs] = sizes.map(|size| size as u32);
+        let (slots, shrunk) = (self.slots(), ptr(self.shrunk.as_ref()));
+        let pairs_a_row = pairs / (x.rows as u32).max(1);
+        let adapters = ExpertAdapters {
+            slots,
+            ranks,
+            ends,
+            shrunk,
+            experts,
+            top_k,
+            parts,
+            inputs,
+            outputs,
+            max_rank,
+            pairs,
+            pairs_a_row,
+            pieces: 1,
+        };
+        expert_lora::add(device, expert_lora::Call { adapters, weights: [a, b], dtype: *dtype, choices, x, out });
     }
 
     /// Adds the deltas of an embedding to all rows; `tokens` are the rows'.

@@ -4,12 +4,13 @@ mod deltas;
 mod rows;
 mod saved;
 
+use crate::cpu::moe::route::Choices;
 use crate::cpu::runtime::activations::{Columns, View};
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::{Reserve, Shared};
 use crate::cpu::runtime::pool::Pool;
 use crate::cpu::simd::vectorize;
-use crate::ops::{DType, Entries, LoraShape, LoraWeights};
+use crate::ops::{DType, Entries, LoraShape, LoraWeights, check_experts};
 use deltas::{Expand, Shrink};
 use rows::{AdapterRows, GROUP, RowGroup, RowGroups};
 use saved::SavedMatrices;
@@ -36,7 +37,8 @@ struct Site {
     max_rank: usize,
     /// What adapters come in; they are kept as f32.
     dtype: DType,
-    /// By slot: an adapter for each projection.
+    experts: Option<usize>,
+    /// By slot: an adapter for each projection, expert after expert.
     slots: Vec<Vec<Option<Weights>>>,
 }
 
@@ -61,9 +63,11 @@ impl Weights {
 }
 
 impl Site {
-    /// The adapter of a slot for a projection.
-    fn part(&self, slot: usize, part: usize) -> Option<&Weights> {
-        self.slots[slot].get(part)?.as_ref()
+    /// The adapter of a slot, or of an expert in one, for a projection.
+    fn part(&self, member: usize, part: usize) -> Option<&Weights> {
+        let experts = self.experts.unwrap_or(1);
+        let (slot, expert) = (member / experts, member % experts);
+        self.slots[slot].get(expert * self.outputs.len() + part)?.as_ref()
     }
 
     /// The outputs of all projections, in blocks.
@@ -96,6 +100,16 @@ impl Tokens<'_> {
     }
 }
 
+/// Pairs of row and expert that deltas are added to.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertRows<'a> {
+    pub(crate) site: u32,
+    pub(crate) choices: &'a Choices,
+    /// A row for each row that chose, or for each pair.
+    pub(crate) x: View,
+    pub(crate) out: View,
+}
+
 /// Some outputs of a projection.
 struct Block {
     part: usize,
@@ -108,24 +122,43 @@ struct Block {
 impl Adapters {
     /// A layer with empty slots.
     pub(crate) fn add_site(&mut self, shape: LoraShape<'_>) -> u32 {
-        let LoraShape { slots, max_rank, inputs, outputs, dtype } = shape;
+        let LoraShape { slots, max_rank, inputs, outputs, dtype, experts } = shape;
         let empty = (0..slots).map(|_| Vec::new()).collect();
-        self.sites.push(Site { inputs, outputs: outputs.to_vec(), max_rank, dtype, slots: empty });
+        self.sites.push(Site { inputs, outputs: outputs.to_vec(), max_rank, dtype, experts, slots: empty });
         u32::try_from(self.sites.len() - 1).expect("far fewer layers")
     }
 
     pub(crate) fn write(&mut self, site: u32, slot: u32, parts: &[Option<LoraWeights<'_>>]) {
-        let Site { inputs, outputs, max_rank, dtype, slots } = &mut self.sites[site as usize];
-        let shape = LoraShape { slots: slots.len(), max_rank: *max_rank, inputs: *inputs, outputs, dtype: *dtype };
-        shape.check(slot as usize, parts);
-        slots[slot as usize] = parts.iter().map(|part| part.map(Weights::new)).collect();
+        let site = &mut self.sites[site as usize];
+        let Site { inputs, ref outputs, max_rank, dtype, experts, .. } = *site;
+        LoraShape { slots: site.slots.len(), max_rank, inputs, outputs, dtype, experts }.check(slot as usize, parts);
+        site.slots[slot as usize] = parts.iter().map(|part| part.map(Weights::new)).collect();
     }
 
     /// Adds the deltas of a linear layer to all rows.
     pub(crate) fn add_deltas(&mut self, isa: Isa, pool: &mut Pool, x: View, site: u32, out: View) {
         let Some(call) = self.call(isa, site, out) else { return };
         assert_eq!((x.rows, x.width), (out.rows, call.site.inputs), "shape of an adapter's input");
-        call.shrink(pool, x);
+        call.shrink(pool, x, 1);
+        call.expand(pool, out);
+    }
+
+    /// Adds the deltas of a layer of experts to all pairs of row and expert.
+    pub(crate) fn add_expert_deltas(
+        &mut self,
+        isa: Isa,
+        pool: &mut Pool,
+        ExpertRows { site, choices, x, out }: ExpertRows<'_>,
+    ) {
+        if self.rows.is_empty() {
+            return;
+        }
+        let (site, groups) = (&self.sites[site as usize], self.rows.pairs(choices));
+        let experts = choices.experts();
+        assert_eq!(site.experts, Some(experts), "experts with adapters, and what rows chose among");
+        check_experts([x.rows, x.width], [experts, out.width, site.inputs], None, [choices.rows, choices.top_k]);
+        let call = Call::new(isa, site, groups, &mut self.shrunk, out);
+        call.shrink(pool, x, out.rows / x.rows.max(1));
         call.expand(pool, out);
     }
 
@@ -142,9 +175,8 @@ impl Adapters {
             return None;
         }
         let (site, groups) = (&self.sites[site as usize], self.rows.groups(out.rows));
-        assert_eq!(out.width, site.outputs.iter().sum::<usize>(), "width of what deltas are added to");
-        let shrunk = self.shrunk.reserve(groups.rows() * site.outputs.len() * site.max_rank * size_of::<f32>());
-        Some(Call { isa, site, groups, shrunk: Shared::new(shrunk.cast()) })
+        assert!(site.experts.is_none(), "adapters of experts, for rows that chose none");
+        Some(Call::new(isa, site, groups, &mut self.shrunk, out))
     }
 }
 
@@ -157,7 +189,13 @@ struct Call<'a> {
     shrunk: Shared<f32>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    fn new(isa: Isa, site: &'a Site, groups: &'a RowGroups, shrunk: &mut Reserve, out: View) -> Self {
+        assert_eq!(out.width, site.outputs.iter().sum::<usize>(), "width of what deltas are added to");
+        let shrunk = shrunk.reserve(groups.rows() * site.outputs.len() * site.max_rank * size_of::<f32>());
+        Self { isa, site, groups, shrunk: Shared::new(shrunk.cast()) }
+    }
+
     /// Multiplications of vectors, where the rank meets so many features.
     fn work(&self, features: usize) -> usize {
         self.groups.rows() * self.site.max_rank * features / LANES
@@ -175,16 +213,16 @@ impl Call<'_> {
         unsafe { std::slice::from_raw_parts_mut(self.shrunk.at(at), group.rows.len() * rank) }
     }
 
-    /// Shrinks rows of `x`: a task for each group and projection.
-    fn shrink(&self, pool: &mut Pool, x: View) {
+    /// Shrinks rows of `x`, each for so many of the groups' rows: a task for each group and projection.
+    fn shrink(&self, pool: &mut Pool, x: View, times: usize) {
         let parts = self.site.outputs.len();
         pool.run_sized(self.groups.len() * parts, self.work(self.site.inputs * parts), &|task, _| {
             let (group, part) = (self.groups.get(task / parts), task % parts);
-            let Some(Weights { rank, a, .. }) = self.site.part(group.slot, part) else { return };
+            let Some(Weights { rank, a, .. }) = self.site.part(group.member, part) else { return };
             let mut rows: [&[f32]; GROUP] = [&[]; GROUP];
             for (slice, row) in rows.iter_mut().zip(group.rows) {
                 // SAFETY: nobody writes inputs meanwhile.
-                *slice = unsafe { x.row(*row as usize) };
+                *slice = unsafe { x.row(*row as usize / times) };
             }
             // SAFETY: these rows are this task's.
             let shrunk = unsafe { self.shrunk(group, part) };
@@ -196,7 +234,7 @@ impl Call<'_> {
     /// What a shrunk row of one-hot inputs is: the column of the row's token.
     fn pick(&self, tokens: Tokens<'_>) {
         for group in (0..self.groups.len()).map(|index| self.groups.get(index)) {
-            let Some(Weights { rank, a, .. }) = self.site.part(group.slot, 0) else { continue };
+            let Some(Weights { rank, a, .. }) = self.site.part(group.member, 0) else { continue };
             // SAFETY: only this thread is here.
             let shrunk = unsafe { self.shrunk(group, 0) };
             for (shrunk, row) in shrunk.chunks_exact_mut(self.site.max_rank).zip(group.rows) {
@@ -213,7 +251,7 @@ impl Call<'_> {
         let work = self.work(out.width);
         pool.run_sized(self.groups.len() * blocks.len(), work, &|task, _| {
             let (group, block) = (self.groups.get(task / blocks.len()), &blocks[task % blocks.len()]);
-            let Some(Weights { rank, b, .. }) = self.site.part(group.slot, block.part) else { return };
+            let Some(Weights { rank, b, .. }) = self.site.part(group.member, block.part) else { return };
             let out = Columns { view: out, first: block.column };
             out.check(out.view.rows, block.count);
             // SAFETY: nobody writes shrunk rows meanwhile.

@@ -1,7 +1,8 @@
-//! Which rows of a step use which adapter.
+//! Which rows of a step use which adapter, and which pairs of row and expert.
 
 use std::ops::Range;
 
+use crate::cpu::moe::route::Choices;
 use crate::cpu::runtime::batch::Batch;
 
 /// Slot of a row without an adapter.
@@ -16,15 +17,18 @@ pub(crate) struct AdapterRows {
     sequences: Vec<u32>,
     /// Slots of the step's rows; empty: none has an adapter.
     rows: Vec<u32>,
-    /// How many rows operations have.
-    count: usize,
+    /// Slots of the rows that operations have, of which none need have an adapter.
+    current: Vec<u32>,
     groups: RowGroups,
+    /// Pairs of row and expert of the newest operation of experts.
+    pairs: RowGroups,
 }
 
-/// Rows of one slot.
+/// Rows of one slot; of experts, pairs of one slot and expert.
 #[derive(Clone, Copy)]
 pub(crate) struct RowGroup<'a> {
-    pub slot: usize,
+    /// The slot; of experts `slot * experts + expert`.
+    pub member: usize,
     /// Rows of the groups before it.
     pub first: usize,
     pub rows: &'a [u32],
@@ -62,7 +66,7 @@ impl RowGroups {
 
     pub(super) fn get(&self, index: usize) -> RowGroup<'_> {
         let (slot, range) = &self.groups[index];
-        RowGroup { slot: *slot as usize, first: range.start, rows: &self.order[range.clone()] }
+        RowGroup { member: *slot as usize, first: range.start, rows: &self.order[range.clone()] }
     }
 
     /// The rows of each slot.
@@ -92,7 +96,6 @@ impl AdapterRows {
     /// A step begins.
     pub(crate) fn begin(&mut self, batch: &Batch) {
         self.rows.clear();
-        self.count = batch.rows();
         if !self.sequences.is_empty() {
             assert_eq!(self.sequences.len(), batch.sequences.len(), "adapters of sequences, and sequences");
             self.rows.resize(batch.rows(), NONE);
@@ -101,20 +104,36 @@ impl AdapterRows {
             }
             self.sequences.clear();
         }
+        self.current.clone_from(&self.rows);
+        self.current.resize(batch.rows(), NONE);
         self.groups.group(self.rows.iter().copied());
     }
 
     /// From here on, operations have these rows of the step.
     pub(crate) fn select(&mut self, rows: &[u32]) {
-        self.count = rows.len();
+        self.current.clear();
+        self.current.resize(rows.len(), NONE);
         if !self.rows.is_empty() {
-            self.groups.group(rows.iter().map(|row| self.rows[*row as usize]));
+            self.current.iter_mut().zip(rows).for_each(|(slot, row)| *slot = self.rows[*row as usize]);
+            self.groups.group(self.current.iter().copied());
         }
+    }
+
+    /// The groups of the pairs of row and expert that were chosen.
+    pub(super) fn pairs(&mut self, choices: &Choices) -> &RowGroups {
+        assert_eq!(choices.rows, self.current.len(), "rows that chose experts, and rows with adapters");
+        let (experts, top_k) = (choices.experts() as u32, choices.top_k);
+        let member = |(pair, expert): (usize, &u32)| match self.current[pair / top_k] {
+            NONE => NONE,
+            slot => slot * experts + expert,
+        };
+        self.pairs.group(choices.chosen().iter().enumerate().map(member));
+        &self.pairs
     }
 
     /// The groups of `count` rows.
     pub(super) fn groups(&self, count: usize) -> &RowGroups {
-        assert_eq!(count, self.count, "rows of an operation with adapters");
+        assert_eq!(count, self.current.len(), "rows of an operation with adapters");
         &self.groups
     }
 

@@ -46,6 +46,11 @@ impl Choices {
         self.starts.len().saturating_sub(1)
     }
 
+    /// The expert of each pair.
+    pub(crate) fn chosen(&self) -> &[u32] {
+        &self.experts[..self.rows * self.top_k]
+    }
+
     /// The pairs of an expert, ascending.
     pub(crate) fn pairs(&self, expert: usize) -> &[u32] {
         &self.order[self.starts[expert]..self.starts[expert + 1]]

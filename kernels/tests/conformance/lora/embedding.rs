@@ -12,7 +12,14 @@ const SCALE: f32 = 1.5;
 
 fn put(backend: &mut dyn Backend, adapters: &[Part]) -> LoraSite {
     let outputs = [WIDTH];
-    let shape = LoraShape { slots: SLOTS, max_rank: MAX_RANK, inputs: ENTRIES, outputs: &outputs, dtype: DType::F32 };
+    let shape = LoraShape {
+        slots: SLOTS,
+        max_rank: MAX_RANK,
+        inputs: ENTRIES,
+        outputs: &outputs,
+        dtype: DType::F32,
+        experts: None,
+    };
     let site = backend.new_lora_site(shape);
     for (slot, part) in adapters.iter().enumerate() {
         let parts = [Some(part.weights())];

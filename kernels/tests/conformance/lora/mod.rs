@@ -1,6 +1,7 @@
 //! Deltas of adapters: against float64, for ragged ranks and slots, and the same bits whatever else is in the batch.
 
 mod embedding;
+mod experts;
 mod saved;
 
 use super::rounded::step;
@@ -95,7 +96,7 @@ fn put(
     dtype: DType,
     adapters: &[Vec<Option<Part>>],
 ) -> LoraSite {
-    let shape = LoraShape { slots: SLOTS, max_rank, inputs, outputs, dtype };
+    let shape = LoraShape { slots: SLOTS, max_rank, inputs, outputs, dtype, experts: None };
     let site = backend.new_lora_site(shape);
     for (slot, parts) in adapters.iter().enumerate() {
         let weights: Vec<Option<LoraWeights<'_>>> = parts.iter().map(|part| part.as_ref().map(Part::weights)).collect();

@@ -87,6 +87,7 @@ pub(super) const TOPICS: &[Topic] = &[
         flags: &[
             to(GATEWAY, "allow-runtime-lora-updating"),
             to(GROUP.and(GATEWAY), "enable-lora"),
+            to(WORKER, "enable-lora-experts"),
             to(WORKER, "enable-lora-modules-to-save"),
             to(SCHEDULER, "lora-dir"),
             to(WORKER, "lora-dtype"),

@@ -47,8 +47,8 @@ pub trait Device: Send {
         StepPreference::CPU
     }
 
-    /// Waits for the kernels that a first step is sure to need, where they are still being compiled: some seconds at most,
-    /// after which that step waits for what is left.
+    /// Waits for the kernels that a first step is sure to need, where they are still being compiled: some seconds at
+    /// most, after which that step waits for what is left.
     fn await_first_kernels(&mut self) {}
 
     /// Does one piece of warm-up (loading kernels, autotuning GEMMs) that later steps would otherwise wait for: a few

@@ -38,6 +38,7 @@ template <typename W> struct KeptWeights {
             for (u32 j = 0; j < KEPT; j++)
                 if (j < rank) sum = fmaf(t[j], kept[j], sum);
         } else {
+            slot = NO_ADAPTER;
             for (u32 from = 0; from < rank; from += KEPT) {
                 const u32 count = min(KEPT, rank - from);
                 keep(w + from, count, kept);

@@ -13,10 +13,11 @@ pub(crate) struct Source {
     pub(crate) special: Option<Special>,
 }
 
-/// Files that take the longest to compile, these first: 1 to 3 s of a core, where most others take a few tenths. What is
-/// begun first ends while the short ones are compiled.
-const LONG: [&str; 12] = [
+/// Files that take the longest to compile, these first: 1 to 3 s of a core, where most others take a few tenths. What
+/// is begun first ends while the short ones are compiled.
+const LONG: [&str; 13] = [
     "norm",
+    "expert_lora",
     "rope_and_cache",
     "lora",
     "attention",

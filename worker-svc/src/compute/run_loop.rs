@@ -73,6 +73,7 @@ mod tests {
     use crate::compute::{jobs::job_queue, watchdog::Activity};
 
     /// Finishes a plan when it has been polled twice.
+    #[derive(Default)]
     struct FakeEngine {
         plans: usize,
         asked: usize,
@@ -110,8 +111,7 @@ mod tests {
     #[test]
     fn a_job_is_taken_before_the_next_idle_task() {
         let (sender, jobs) = job_queue(4, &Activity::default());
-        let mut work =
-            FakeEngine { plans: 0, asked: 0, idle_tasks: 3, unmasked: false, adapters: 0, adapter_due: false };
+        let mut work = FakeEngine { idle_tasks: 3, ..FakeEngine::default() };
         for job in [1, 2] {
             assert_eq!(next(&mut work, &jobs), Next::IdleTask);
             work.idle_tasks -= 1;
@@ -130,8 +130,7 @@ mod tests {
     #[test]
     fn no_idle_task_runs_while_plans_are_in_flight() {
         let (sender, jobs) = job_queue(4, &Activity::default());
-        let mut work =
-            FakeEngine { plans: 1, asked: 0, idle_tasks: 9, unmasked: false, adapters: 0, adapter_due: false };
+        let mut work = FakeEngine { plans: 1, idle_tasks: 9, ..FakeEngine::default() };
         sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
         work.plans = 2;
@@ -147,8 +146,7 @@ mod tests {
     #[test]
     fn masks_come_after_results_and_before_plans() {
         let (sender, jobs) = job_queue(4, &Activity::default());
-        let mut work =
-            FakeEngine { plans: 1, asked: 1, idle_tasks: 0, unmasked: true, adapters: 0, adapter_due: false };
+        let mut work = FakeEngine { plans: 1, asked: 1, unmasked: true, ..FakeEngine::default() };
         sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         assert_eq!(next(&mut work, &jobs), Next::Mask);
@@ -161,7 +159,7 @@ mod tests {
     fn adapters_come_after_plans_and_before_idle_tasks() {
         let (sender, jobs) = job_queue(4, &Activity::default());
         let mut work =
-            FakeEngine { plans: 1, asked: 1, idle_tasks: 1, unmasked: true, adapters: 2, adapter_due: false };
+            FakeEngine { plans: 1, asked: 1, idle_tasks: 1, unmasked: true, adapters: 2, ..FakeEngine::default() };
         sender.try_send(1).unwrap();
         assert_eq!(next(&mut work, &jobs), Next::Finish);
         assert_eq!(next(&mut work, &jobs), Next::Mask);

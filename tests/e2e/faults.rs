@@ -10,7 +10,9 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Client, Needs, Server, descendants, faults, is_on_gpu, lacks, max_workers, root, zoo};
+use e2e_tests::{
+    Client, MOST_RANKS_OF_WREN, Needs, Server, descendants, faults, group_sizes, is_on_gpu, lacks, root, zoo,
+};
 use futures::future::join_all;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -51,7 +53,7 @@ async fn a_kernel_that_traps_is_told_and_survived() -> anyhow::Result<()> {
     if lacks(Needs::Gpu) {
         return Ok(());
     }
-    for ranks in 1..=max_workers().min(2) {
+    for ranks in group_sizes().filter(|ranks| *ranks <= MOST_RANKS_OF_WREN) {
         let folder = tempfile::tempdir()?;
         let (library, lost) = (faults::break_context(folder.path())?, folder.path().join("lost"));
         let ranks = ranks.to_string();

@@ -1,7 +1,7 @@
 //! Greedy tokens equal the reference, however the work is cut: workers, batches, cache, chunks, preemption, run-ahead.
 
 use anyhow::ensure;
-use e2e_tests::{Client, Server, max_workers, root, zoo};
+use e2e_tests::{Client, MOST_RANKS_OF_WREN, Server, group_sizes, max_workers, root, zoo};
 use futures::future::try_join_all;
 
 /// Models of the Llama family in the zoo.
@@ -81,10 +81,9 @@ async fn two_workers_say_the_same() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn the_model_that_ships() -> anyhow::Result<()> {
-    let groups = [&[][..], &["--tensor-parallel-size", "2"]];
-    for flags in &groups[..max_workers().min(2)] {
-        let mut args = vec!["--dtype", "float32", "--served-model-name", "wren"];
-        args.extend_from_slice(flags);
+    for ranks in group_sizes().filter(|ranks| *ranks <= MOST_RANKS_OF_WREN) {
+        let ranks = ranks.to_string();
+        let args = ["--dtype", "float32", "--served-model-name", "wren", "--tensor-parallel-size", &ranks];
         let server = Server::start(&args).await?;
         check(&server.client(), "wren", &zoo::default_model_cases()).await?;
     }

@@ -4,7 +4,7 @@
 use std::{fs, time::Duration};
 
 use anyhow::{Context, ensure};
-use e2e_tests::{Needs, Pid, Server, descendants, faults, is_on_gpu, lacks, max_workers};
+use e2e_tests::{MOST_RANKS_OF_WREN, Needs, Pid, Server, descendants, faults, group_sizes, is_on_gpu, lacks};
 use rustix::process::{Signal, kill_process};
 
 use crate::faults::{
@@ -19,7 +19,7 @@ const HEARD_OF_HANG: Duration = Duration::from_secs(5 + HEARD.as_secs());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_worker_is_named_and_serves_again_when_it_goes_on() -> anyhow::Result<()> {
-    for ranks in 1..=max_workers().min(2) {
+    for ranks in group_sizes().filter(|ranks| *ranks <= MOST_RANKS_OF_WREN) {
         let ranks_flag = format!("--tensor-parallel-size={ranks}");
         let mut server = start_with(&default_model(), &[DEADLINE, &ranks_flag], &[]).await?;
         let stopped = last_worker(&server)?;
@@ -36,7 +36,7 @@ async fn a_stopped_worker_is_named_and_serves_again_when_it_goes_on() -> anyhow:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thread_that_never_returns_is_named_and_its_process_replaced() -> anyhow::Result<()> {
-    for ranks in 1..=max_workers().min(2) {
+    for ranks in group_sizes().filter(|ranks| *ranks <= MOST_RANKS_OF_WREN) {
         let folder = tempfile::tempdir()?;
         let library = faults::hang_thread(folder.path())?;
         let environment = [("LD_PRELOAD", library.display().to_string())];
@@ -45,6 +45,7 @@ async fn a_thread_that_never_returns_is_named_and_its_process_replaced() -> anyh
         let named = match (ranks, is_on_gpu()) {
             // The host of a GPU cannot tell whom that waits for.
             (2, true) => "workers 0 and 1 have not finished step".to_owned(),
+            (4, true) => "workers 0, 1, 2 and 3 have not finished step".to_owned(),
             _ => format!("worker {} has not finished step", ranks - 1),
         };
         hangs_and_returns(&mut server, &named).await?;

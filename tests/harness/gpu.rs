@@ -31,6 +31,14 @@ pub fn lacks(needs: Needs) -> bool {
     true
 }
 
+/// The largest group that the model that ships can be split over: it has four heads.
+pub const MOST_RANKS_OF_WREN: usize = 4;
+
+/// Sizes of groups that a test tries, up to [`max_workers`].
+pub fn group_sizes() -> impl Iterator<Item = usize> {
+    [1, 2, 4, 8].into_iter().filter(|ranks| *ranks <= max_workers())
+}
+
 /// Most workers of a group: each takes a GPU; on processors two are enough.
 pub fn max_workers() -> usize {
     match is_on_gpu() {

@@ -9,7 +9,7 @@ mod server;
 pub mod zoo;
 
 pub use client::{Ask, Client, Said, Stream};
-pub use gpu::{Needs, is_on_gpu, lacks, max_workers};
+pub use gpu::{MOST_RANKS_OF_WREN, Needs, group_sizes, is_on_gpu, lacks, max_workers};
 pub use processes::{Pid, cpu_ticks, descendants, now_ns, resident_bytes};
 pub use relay::Relay;
 pub use server::{Server, alone, free_port, quire_binary};

@@ -294,7 +294,7 @@ impl Args {
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
             ranks: (self.group.world_size() > 1).then(|| match self.disable_custom_all_reduce {
-                true => RankOptions { one_shot_bytes: 0 },
+                true => RankOptions::NCCL_ALONE,
                 false => RankOptions::default(),
             }),
             // A step that is one kernel attends by itself.

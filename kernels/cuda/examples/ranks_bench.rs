@@ -1,7 +1,7 @@
-//! Sums between two GPUs, in one shot (in f32, and in bf16) and through NCCL.
+//! Sums between GPUs, in one shot and in two (in f32, and in bf16) and through NCCL.
 //!
-//! `ranks_bench [BYTES …]` prints microseconds a call, calls following each other on the stream; once for each size of
-//! chunks.
+//! `ranks_bench [RANKS …]` prints microseconds a call, calls following each other on the stream; once for each size of
+//! group [default: 2].
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -9,67 +9,123 @@ use std::time::Instant;
 use kernels::ops::{Batch, Comm, DType, Device, ExchangeFailed, Load, Ops, RankPlacement, Sequence};
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, RankOptions, Surroundings};
 
-const RANKS: usize = 2;
 const CALLS: u32 = 200;
 /// Numbers of a message.
-const WIDTHS: [usize; 10] = [1 << 10, 1 << 12, 1 << 13, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 21, 1 << 25];
-
-fn main() -> Result<(), String> {
-    let chunks: Result<Vec<usize>, _> = std::env::args().skip(1).map(|bytes| bytes.parse()).collect();
-    let chunks = chunks.map_err(|error| format!("bytes of a chunk: {error}"))?;
-    let usual = [RankOptions::default().one_shot_bytes];
-    (if chunks.is_empty() { &usual[..] } else { &chunks }).iter().try_for_each(|bytes| table(*bytes))
-}
-
-fn table(one_shot_bytes: usize) -> Result<(), String> {
-    println!("chunks of {one_shot_bytes} bytes");
-    println!("{:>10} {:>12} {:>12} {:>12}", "numbers", "f32 us", "bf16 us", "NCCL f32 us");
-    let [whole, half] = [DType::F32, DType::Bf16].map(|wire| measure(one_shot_bytes, wire));
-    let (whole, half, nccl) = (whole?, half?, measure(0, DType::F32)?);
-    for (index, width) in WIDTHS.iter().enumerate() {
-        println!("{width:>10} {:>12.2} {:>12.2} {:>12.2}", whole[index], half[index], nccl[index]);
-    }
-    Ok(())
-}
+const WIDTHS: [usize; 14] = [
+    1 << 10,
+    1 << 12,
+    1 << 13,
+    1 << 15,
+    1 << 16,
+    1 << 17,
+    1 << 18,
+    1 << 19,
+    1 << 20,
+    1 << 21,
+    1 << 22,
+    1 << 23,
+    1 << 25,
+    1 << 26,
+];
 
 /// How messages travel.
 #[derive(Clone, Copy)]
 struct How {
-    ranks: RankOptions,
+    ranks: usize,
+    options: RankOptions,
     wire: DType,
 }
 
+const ONE_SHOT: RankOptions = RankOptions { one_shot_bytes: usize::MAX, two_shot_bytes: 0 };
+const TWO_SHOTS: RankOptions = RankOptions { one_shot_bytes: 0, two_shot_bytes: usize::MAX };
+const WAYS: [(&str, RankOptions, DType); 5] = [
+    ("1 shot f32", ONE_SHOT, DType::F32),
+    ("1 shot bf16", ONE_SHOT, DType::Bf16),
+    ("2 shots f32", TWO_SHOTS, DType::F32),
+    ("2 shots bf16", TWO_SHOTS, DType::Bf16),
+    ("NCCL f32", RankOptions::NCCL_ALONE, DType::F32),
+];
+
+fn main() -> Result<(), String> {
+    let sizes: Result<Vec<usize>, _> = std::env::args().skip(1).map(|ranks| ranks.parse()).collect();
+    let sizes = sizes.map_err(|error| format!("ranks of a group: {error}"))?;
+    (if sizes.is_empty() { &[2][..] } else { &sizes }).iter().try_for_each(|ranks| table(*ranks))
+}
+
+fn table(ranks: usize) -> Result<(), String> {
+    // Two ranks never take two shots.
+    let ways = WAYS.iter().filter(|(_, options, _)| ranks > 2 || *options != TWO_SHOTS);
+    let columns: Result<Vec<_>, String> = ways
+        .map(|(name, options, wire)| Ok((*name, measure(How { ranks, options: *options, wire: *wire })?)))
+        .collect();
+    let columns = columns?;
+    println!(
+        "{ranks} ranks, us\n{:>10}{}",
+        "numbers",
+        columns.iter().map(|(name, _)| format!("{name:>14}")).collect::<String>()
+    );
+    for (index, width) in WIDTHS.iter().enumerate() {
+        println!(
+            "{width:>10}{}",
+            columns.iter().map(|(_, times)| format!("{:>14.2}", times[index])).collect::<String>()
+        );
+    }
+    Ok(())
+}
+
+/// A rank's channels to all ranks, its own included.
+struct Lines {
+    to: Vec<Sender<Vec<u8>>>,
+    from: Vec<Receiver<Vec<u8>>>,
+}
+
+impl Lines {
+    fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ExchangeFailed> {
+        self.to.iter().try_for_each(|to| to.send(mine.to_vec())).map_err(|_| ExchangeFailed)?;
+        self.from.iter().map(Receiver::recv).collect::<Result<_, _>>().map_err(|_| ExchangeFailed)
+    }
+}
+
+fn lines(size: usize) -> Vec<Lines> {
+    let mut lines: Vec<Lines> = (0..size).map(|_| Lines { to: Vec::new(), from: Vec::new() }).collect();
+    for from in 0..size {
+        for to in 0..size {
+            let (sender, receiver) = channel();
+            lines[from].to.push(sender);
+            lines[to].from.push(receiver);
+        }
+    }
+    lines
+}
+
 /// Microseconds of each width, as rank 0 sees them.
-fn measure(one_shot_bytes: usize, wire: DType) -> Result<Vec<f64>, String> {
-    let how = How { ranks: RankOptions { one_shot_bytes }, wire };
-    let ((to_first, from_second), (to_second, from_first)) = (channel(), channel());
+fn measure(how: How) -> Result<Vec<f64>, String> {
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| rank(0, how, to_second, from_second));
-        let second = scope.spawn(|| rank(1, how, to_first, from_first));
-        let times = first.join().map_err(|_| "a rank panicked")?;
-        second.join().map_err(|_| "a rank panicked")??;
-        times
+        let ranks: Vec<_> = lines(how.ranks)
+            .into_iter()
+            .enumerate()
+            .map(|(at, lines)| scope.spawn(move || rank(at, how, lines)))
+            .collect();
+        let times: Vec<_> = ranks.into_iter().map(|rank| rank.join().map_err(|_| "a rank panicked")).collect();
+        let times: Vec<_> = times.into_iter().collect::<Result<Result<_, String>, _>>()??;
+        times.into_iter().next().ok_or("no ranks".to_owned())
     })
 }
 
-fn rank(rank: usize, how: How, to: Sender<Vec<u8>>, from: Receiver<Vec<u8>>) -> Result<Vec<f64>, String> {
-    let How { ranks, wire } = how;
+fn rank(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String> {
+    let How { ranks, options: way, wire } = how;
     let (virtual_env, path) = (std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let options = CudaOptions {
         ordinal: rank as u32,
         folders: Folders::of(surroundings),
         kernel_cache: std::env::var_os("QUIRE_KERNEL_CACHE").map(Into::into),
-        ranks: Some(ranks),
+        ranks: Some(way),
         ..CudaOptions::default()
     };
     let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
-    let mut exchange = move |mine: &[u8]| -> Result<Vec<Vec<u8>>, ExchangeFailed> {
-        to.send(mine.to_vec()).map_err(|_| ExchangeFailed)?;
-        let other = from.recv().map_err(|_| ExchangeFailed)?;
-        Ok(if rank == 0 { vec![mine.to_vec(), other] } else { vec![other, mine.to_vec()] })
-    };
-    backend.init_comm(RankPlacement { rank, size: RANKS }, &mut exchange).map_err(|error| error.to_string())?;
+    let mut exchange = move |mine: &[u8]| lines.exchange(mine);
+    backend.init_comm(RankPlacement { rank, size: ranks }, &mut exchange).map_err(|error| error.to_string())?;
     let flag = backend.new_act(1, 1);
     let mut times = Vec::new();
     for width in WIDTHS {

@@ -1,4 +1,4 @@
-//! Sums and gatherings over the ranks of a group, a GPU each: needs two of them, and four for all.
+//! Sums and gatherings over the ranks of a group, a GPU each: needs two of them, and eight for all.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -11,35 +11,34 @@ use kernels_cuda::{CudaOptions, RankOptions};
 use crate::gpu;
 use crate::random::Random;
 
-/// More than any message below, so that all are exchanged in one shot; and none.
-const WAYS: [usize; 2] = [8 << 20, 0];
+/// All sums below in one shot, all of more than two ranks in two, and all through NCCL.
+const WAYS: [RankOptions; 3] = [
+    RankOptions { one_shot_bytes: usize::MAX, two_shot_bytes: 0 },
+    RankOptions { one_shot_bytes: 0, two_shot_bytes: usize::MAX },
+    RankOptions::NCCL_ALONE,
+];
 /// Ranks of a group.
-const SIZES: [usize; 2] = [2, 4];
+const SIZES: [usize; 4] = [2, 3, 4, 8];
 /// Repetitions of a call with other numbers: what a race breaks, it breaks rarely.
 const ROUNDS: usize = 10;
 
 /// Rows and columns of what is summed or gathered: odd ones, one number, more than all blocks take at once, and more
-/// than fits at once.
-const SHAPES: [(usize, usize); 7] = [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 8192), (130, 4099), (600, 8191)];
+/// than fits at once, in several chunks.
+const SHAPES: [(usize, usize); 8] =
+    [(1, 1), (1, 63), (3, 341), (7, 1024), (16, 8192), (130, 4099), (600, 8191), (1500, 8191)];
 
 /// Who a rank is, and how its group adds.
 #[derive(Clone, Copy)]
 struct Way {
     place: RankPlacement,
-    one_shot_bytes: usize,
+    options: RankOptions,
 }
 
 impl Way {
-    /// Whether messages of as many bytes are exchanged in one shot, which rounds them to what they travel as. NCCL adds
-    /// numbers as they are.
-    fn rounds(self, bytes: usize) -> bool {
-        let peers = self.place.size - 1;
-        self.one_shot_bytes > 0 && (peers == 1 || bytes <= self.one_shot_bytes / peers)
-    }
-
-    /// Whether they are added in rank order, not as NCCL likes to.
-    fn in_order(self, bytes: usize) -> bool {
-        self.place.size == 2 || self.rounds(bytes)
+    /// Whether ranks write to each other, which rounds numbers to what they travel as. NCCL adds numbers as they are, in
+    /// its own order.
+    fn among_peers(self) -> bool {
+        self.options.one_shot_bytes > 0 || self.place.size > 2 && self.options.two_shot_bytes > 0
     }
 }
 
@@ -75,13 +74,13 @@ static ONE_GROUP: Mutex<()> = Mutex::new(());
 /// Runs `work` as the ranks of groups of each size and way, their devices having met; what the ranks of each return.
 /// Groups for which there are not enough GPUs are left out.
 fn as_ranks<T: Send>(work: impl Fn(Way, &mut dyn Backend) -> T + Sync) -> Vec<Vec<T>> {
-    let groups = SIZES.into_iter().flat_map(|size| WAYS.map(|one_shot_bytes| (size, one_shot_bytes)));
-    groups.filter_map(|(size, one_shot_bytes)| as_group(size, one_shot_bytes, &work)).collect()
+    let groups = SIZES.into_iter().flat_map(|size| WAYS.map(|options| (size, options)));
+    groups.filter_map(|(size, options)| as_group(size, options, &work)).collect()
 }
 
 fn as_group<T: Send>(
     size: usize,
-    one_shot_bytes: usize,
+    options: RankOptions,
     work: &(impl Fn(Way, &mut dyn Backend) -> T + Sync),
 ) -> Option<Vec<T>> {
     if kernels_cuda::gpus().is_ok_and(|gpus| gpus >= size as u32) {
@@ -89,11 +88,11 @@ fn as_group<T: Send>(
         // Kernels are compiled once, not by each rank of each test.
         gpu::backend(true);
         let rank = |(rank, lines): (usize, Lines)| {
-            let ranks = Some(RankOptions { one_shot_bytes });
+            let ranks = Some(options);
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });
             let place = RankPlacement { rank, size };
             backend.init_comm(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
-            let result = work(Way { place, one_shot_bytes }, &mut *backend);
+            let result = work(Way { place, options }, &mut *backend);
             assert_eq!(backend.fault(), None);
             // Nobody leaves while others may still write to its memory.
             lines.exchange(&[]);
@@ -131,20 +130,23 @@ fn parts(size: usize, round: usize, count: usize) -> Vec<Vec<f32>> {
     (0..size).map(|rank| numbers(rank, round, count)).collect()
 }
 
-/// Whether a sum of `parts`, numbers of about 1, is what adding them in rank order gives: exactly, or in any order.
-fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, in_order: bool) -> bool {
-    let want = parts.reduce(|a, b| a + b).expect("ranks");
-    sum == want || !in_order && (sum - want).abs() <= 1e-5
+/// Whether a sum of `parts`, numbers of about 1, is what `way` gives: through NCCL in any order, otherwise exactly what
+/// adding in rank order does, each number rounded to what it travels as.
+fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, wire: DType, way: Way) -> bool {
+    if !way.among_peers() {
+        return (sum - parts.sum::<f32>()).abs() <= 1e-5;
+    }
+    let want = parts.map(|part| rounded(part, wire)).reduce(|a, b| a + b).expect("ranks");
+    sum == if way.place.size > 2 { rounded(want, wire) } else { want }
 }
 
-/// `numbers` as they are on their way.
-fn rounded(numbers: Vec<f32>, wire: DType) -> Vec<f32> {
-    let round = |x: f32| match wire {
+/// A number as it is on its way.
+fn rounded(x: f32, wire: DType) -> f32 {
+    match wire {
         DType::F32 => x,
         DType::Bf16 => bf16::from_f32(x).to_f32(),
         DType::F16 => f16::from_f32(x).to_f32(),
-    };
-    numbers.into_iter().map(round).collect()
+    }
 }
 
 #[test]
@@ -162,8 +164,6 @@ fn sums(way: Way, wire: DType, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
     let place = way.place;
     let mut sums = Vec::new();
     for (rows, width) in SHAPES {
-        let bytes = rows * width * wire.size();
-        let (in_order, sent_as) = (way.in_order(bytes), if way.rounds(bytes) { wire } else { DType::F32 });
         let act = backend.new_act(rows, width);
         begin(backend, rows);
         for round in 0..ROUNDS {
@@ -171,8 +171,7 @@ fn sums(way: Way, wire: DType, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
             backend.all_reduce(act, wire);
             let sum = backend.read(act).to_vec();
             let parts = parts(place.size, round, rows * width);
-            let parts: Vec<Vec<f32>> = parts.into_iter().map(|part| rounded(part, sent_as)).collect();
-            let differs = (0..sum.len()).find(|i| !is_sum(sum[*i], parts.iter().map(|part| part[*i]), in_order));
+            let differs = (0..sum.len()).find(|i| !is_sum(sum[*i], parts.iter().map(|part| part[*i]), wire, way));
             assert_eq!(differs, None, "{place:?}, {wire:?}, {rows} x {width}, round {round}");
             sums.push(sum);
         }
@@ -184,7 +183,8 @@ fn sums(way: Way, wire: DType, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
 #[test]
 fn calls_in_a_row_do_not_overtake_each_other() {
     as_ranks(|Way { place, .. }, backend| {
-        let acts = [(1, 8192), (2, 33), (5, 4096)].map(|(rows, width)| (rows, width, backend.new_act(rows, width)));
+        let acts = [(1, 8192), (2, 33), (1500, 4096), (5, 4096)]
+            .map(|(rows, width)| (rows, width, backend.new_act(rows, width)));
         let mean = (place.size + 1) as f32 / 2.0;
         for (rows, width, act) in acts {
             begin(backend, rows);

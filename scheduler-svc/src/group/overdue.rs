@@ -113,11 +113,12 @@ impl Group {
     }
 }
 
-/// "worker 1 has", "workers 0 and 1 have".
+/// "worker 1 has", "workers 0, 1 and 2 have".
 fn subject(ranks: &BTreeSet<u32>, one: &str, many: &str) -> String {
     let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
     match numbers.as_slice() {
         [rank] => format!("worker {rank} {one}"),
-        ranks => format!("workers {} {many}", ranks.join(" and ")),
+        [ranks @ .., last] => format!("workers {} and {last} {many}", ranks.join(", ")),
+        [] => format!("a worker {one}"),
     }
 }

@@ -17,6 +17,8 @@ const MODELS: &[(&str, &[&str])] = &[
     ("gpt2", &["-tp", "2", "-pp", "2"]),
     ("llama", &["-pp", "2"]),
     ("llama", &["-tp", "4", "-pp", "2"]),
+    ("llama-head128", &["-tp", "4"]),
+    ("qwen3-moe", &["-tp", "2", "-pp", "2"]),
     ("llama-head128", &["-tp", "8"]),
     ("gpt2", &["-pp", "2"]),
     ("deepseek-v3", &["-pp", "2", "--pipeline-layer-partition", "1,2"]),

@@ -11,6 +11,9 @@
 // Four slots take turns. Why that is enough, for chunk k to be written where chunk k - 4 was: its sender has taken all
 // of chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
 // later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
+//
+// In one shot every rank sends all its numbers to all others. In two, which more than two ranks take for larger sums,
+// it sends each its part alone, adds up the own part, and sends that sum to all others: see `TwoShots`.
 #include "quire.cuh"
 
 #define MOST_RANKS 8
@@ -20,7 +23,7 @@
 #define BATCH 4
 #define THREADS 512
 
-// Twin: src/comm/one_shot.rs. An inbox is `[slot][from rank][block][packet]`.
+// Twin: src/comm/peers.rs. An inbox is `[post][slot][from rank][block][packet]`.
 struct Ranks {
     uint4* inbox[MOST_RANKS];
     u32* chunks; // that each block has exchanged
@@ -31,9 +34,12 @@ struct Ranks {
 };
 SAME_LAYOUT(Ranks, Ranks);
 
+// What packets are: numbers of a rank, or sums of two shots.
+constexpr u32 NUMBERS_POST = 0, SUMS_POST = 1;
+
 // A rank's packets for a block.
-DEVICE uint4* packets_of(const Ranks& ranks, u32 at, u32 from, u32 number) {
-    u64 place = ((number % SLOTS) * ranks.size + from) * (u64)ranks.blocks + blockIdx.x;
+DEVICE uint4* packets_of(const Ranks& ranks, u32 at, u32 from, u32 number, u32 post = NUMBERS_POST) {
+    u64 place = ((post * SLOTS + number % SLOTS) * ranks.size + from) * (u64)ranks.blocks + blockIdx.x;
     return ranks.inbox[at] + place * ranks.packets;
 }
 
@@ -223,14 +229,22 @@ template <typename T, typename Got> DEVICE void exchange(const Ranks& ranks, con
     if (thread == 0) ranks.chunks[blockIdx.x] = share.number + chunks;
 }
 
-// x = sum over ranks of x, each rounded to `T`; added in rank order, so that the bits are the same everywhere.
+// Adds packets of ranks, which come in rank order, so that the bits are the same everywhere.
+template <typename T> DEVICE void add(Packet<T>& sum, u32 from, const Packet<T>& packet) {
+#pragma unroll
+    for (u32 i = 0; i < Packet<T>::NUMBERS; i++)
+        sum.numbers[i] = from == 0 ? packet.numbers[i] : sum.numbers[i] + packet.numbers[i];
+}
+
+// x = sum over ranks of x, each rounded to `T`. More than two ranks round the sum, too: it has the same bits in two
+// shots.
 template <typename T> DEVICE void sum(const Ranks& ranks, f32* x, u64 count) {
     Packet<T> sum;
     exchange<T>(ranks, x, count, [&](u64 first, u32 from, Packet<T> packet) {
-#pragma unroll
-        for (u32 i = 0; i < Packet<T>::NUMBERS; i++)
-            sum.numbers[i] = from == 0 ? packet.numbers[i] : sum.numbers[i] + packet.numbers[i];
-        if (from + 1 == ranks.size) sum.to(x, first, count);
+        add(sum, from, packet);
+        if (from + 1 < ranks.size) return;
+        if (ranks.size > 2) sum = Packet<T>::of(sum.words());
+        sum.to(x, first, count);
     });
 }
 
@@ -243,6 +257,149 @@ template <typename T> DEVICE void sum(const Ranks& ranks, f32* x, u64 count) {
 RANKS_SUM(f32)
 RANKS_SUM(bf16)
 RANKS_SUM(f16)
+
+// Threads of a block that do one thing; the others leave it out.
+struct Team {
+    u32 first;
+    u32 threads;
+
+    DEVICE bool has(u32 thread) const { return thread - first < threads; }
+};
+
+// What a block adds in two shots. A chunk is parts of equally many packets, one for each rank to add; those beyond the
+// end of what the block adds are 0, and nobody keeps them, so that every rank hears of every other in each chunk.
+//
+// Slots suffice here, too. Numbers of chunk k are sent once sums of chunk k - 3 have come from all ranks, which they
+// sent after they had emptied the numbers of chunk k - 4. Sums of chunk k are sent once its numbers have come, which
+// their ranks sent after they had taken the sums of chunk k - 3.
+template <typename T> struct TwoShots {
+    static constexpr u32 NUMBERS = Packet<T>::NUMBERS;
+    const Ranks& ranks;
+    f32* x;
+    u64 count; // of all numbers
+    u64 first; // packet
+    u32 packets;
+    u32 number; // of the first chunk
+
+    DEVICE TwoShots(const Ranks& ranks, f32* x, u64 count) : ranks(ranks), x(x), count(count) {
+        u64 all = (count + NUMBERS - 1) / NUMBERS, share = (all + gridDim.x - 1) / gridDim.x;
+        first = blockIdx.x * share;
+        packets = first >= all ? 0 : first + share < all ? share : all - first;
+        number = ranks.chunks[blockIdx.x];
+    }
+
+    DEVICE u32 chunk_packets() const { return ranks.size * ranks.packets; }
+    DEVICE u32 chunks() const { return (packets + chunk_packets() - 1) / chunk_packets(); }
+
+    // Of a chunk, for each rank.
+    DEVICE u32 part(u32 chunk) const {
+        u32 left = packets - chunk * chunk_packets();
+        return (min(left, chunk_packets()) + ranks.size - 1) / ranks.size;
+    }
+
+    // Where packet `i` of a rank's part of a chunk is among those of the block.
+    DEVICE u32 at(u32 chunk, u32 owner, u32 i) const { return chunk * chunk_packets() + owner * part(chunk) + i; }
+
+    DEVICE Packet<T> own(u32 at) const {
+        // What lies beyond is another block's, which may be writing there.
+        return Packet<T>::at(x, (first + at) * NUMBERS, at < packets ? count : 0);
+    }
+
+    DEVICE void keep(u32 at, const Packet<T>& packet) const {
+        if (at < packets) packet.to(x, (first + at) * NUMBERS, count);
+    }
+
+    // `use(rank, i, load(rank, i))` for packets of the parts of all other ranks, as a thread of the team.
+    template <typename Load, typename Use> DEVICE void others(u32 chunk, Team team, Load load, Use use) const {
+        const u32 part = this->part(chunk), all = (ranks.size - 1) * part;
+        auto rank = [&](u32 i) { return (ranks.rank + 1 + i / part) % ranks.size; };
+        for (u32 first = threadIdx.x - team.first; first < all; first += BATCH * team.threads) {
+            uint4 words[BATCH];
+#pragma unroll
+            for (u32 b = 0, i = first; b < BATCH; b++, i += team.threads)
+                if (i < all) words[b] = load(rank(i), i % part);
+#pragma unroll
+            for (u32 b = 0, i = first; b < BATCH; b++, i += team.threads)
+                if (i < all) use(rank(i), i % part, words[b]);
+        }
+    }
+
+    DEVICE void send_numbers(u32 chunk, Team team) const {
+        others(
+            chunk, team, [&](u32 to, u32 i) { return own(at(chunk, to, i)).words(); },
+            [&](u32 to, u32 i, uint4 words) { put(packets_of(ranks, to, ranks.rank, number + chunk) + i, words); });
+    }
+
+    // Adds the own part, and sends the sum.
+    DEVICE void send_sums(u32 chunk, Team team) const {
+        const u32 part = this->part(chunk);
+        auto packet = [&](u32 from) { return packets_of(ranks, ranks.rank, from, number + chunk); };
+        for (u32 i = threadIdx.x - team.first; i < part; i += team.threads) {
+            const u32 place = at(chunk, ranks.rank, i);
+            uint4 seen[MOST_RANKS];
+#pragma unroll
+            for (u32 from = 0; from < MOST_RANKS; from++)
+                if (from < ranks.size) seen[from] = from == ranks.rank ? own(place).words() : look(packet(from) + i);
+            Packet<T> sum;
+#pragma unroll
+            for (u32 from = 0; from < MOST_RANKS; from++) {
+                if (from < ranks.size) {
+                    uint4 words = from == ranks.rank ? seen[from] : take(packet(from) + i, seen[from]);
+                    add(sum, from, Packet<T>::of(words));
+                }
+            }
+            const uint4 words = sum.words();
+            for (u32 step = 1; step < ranks.size; step++) {
+                u32 to = (ranks.rank + step) % ranks.size;
+                put(packets_of(ranks, to, ranks.rank, number + chunk, SUMS_POST) + i, words);
+            }
+            keep(place, Packet<T>::of(words));
+        }
+    }
+
+    DEVICE void take_sums(u32 chunk, Team team) const {
+        auto packet = [&](u32 from) { return packets_of(ranks, ranks.rank, from, number + chunk, SUMS_POST); };
+        others(
+            chunk, team, [&](u32 from, u32 i) { return look(packet(from) + i); },
+            [&](u32 from, u32 i, uint4 seen) {
+                keep(at(chunk, from, i), Packet<T>::of(take(packet(from) + i, seen)));
+            });
+    }
+};
+
+// x = sum over ranks of x, each rounded to `T`, as is the sum. A chunk is sent while the one before it is added, and
+// sums of the one before that are taken.
+template <typename T> DEVICE void sum_in_two_shots(const Ranks& ranks, f32* x, u64 count) {
+    wait_for_inputs();
+    const TwoShots<T> share(ranks, x, count);
+    const u32 chunks = share.chunks(), thread = threadIdx.x, quarter = blockDim.x / 4;
+    const bool alone = chunks == 1;
+    const Team all{0, blockDim.x};
+    const Team senders = alone ? all : Team{0, quarter}, adders = alone ? all : Team{quarter, 2 * quarter},
+               takers = alone ? all : Team{3 * quarter, quarter};
+    for (u32 step = 0; step < chunks + 2; step++) {
+        if (step == chunks + 1) launch_dependents();
+        if (step < chunks && senders.has(thread)) share.send_numbers(step, senders);
+        if (step >= 1 && step <= chunks && adders.has(thread)) share.send_sums(step - 1, adders);
+        if (step >= 2 && takers.has(thread)) share.take_sums(step - 2, takers);
+        // What is emptied is so on all devices before the next chunk is sent, and numbers are sent before sums take
+        // their place.
+        if (!alone) __threadfence_system();
+        __syncthreads();
+    }
+    // The last look at the counter was every thread's first.
+    if (thread == 0) ranks.chunks[blockIdx.x] = share.number + chunks;
+}
+
+#define RANKS_SUM_IN_TWO_SHOTS(T) \
+    extern "C" __global__ void __launch_bounds__(THREADS) ranks_two_shot_sum_##T( \
+        const __grid_constant__ Ranks ranks, f32* x, u64 count) { \
+        sum_in_two_shots<T>(ranks, x, count); \
+    }
+
+RANKS_SUM_IN_TWO_SHOTS(f32)
+RANKS_SUM_IN_TWO_SHOTS(bf16)
+RANKS_SUM_IN_TWO_SHOTS(f16)
 
 // Column `col` of row `row` of a rank's part goes to its place in the whole row, unless it is padding.
 DEVICE void place(f32* out, u32 out_width, u32 width, u64 element, u32 from, f32 value) {

@@ -1,5 +1,5 @@
-//! The other ranks of a group: NCCL, and kernels that write small messages straight to peers.
+//! The other ranks of a group: NCCL, and kernels that write straight to peers.
 
 pub(crate) mod nccl;
-pub(crate) mod one_shot;
+pub(crate) mod peers;
 pub(crate) mod ranks;

@@ -1,13 +1,14 @@
-//! The other ranks of a group, as this device meets them: two ranks exchange everything in one shot ([`OneShot`]),
-//! which sends no number twice; more of them small messages, and all others through NCCL.
+//! The other ranks of a group, as this device meets them: two ranks exchange everything in one shot ([`Peers`]), which
+//! sends no number twice; more of them small sums, and larger ones in two shots. NCCL is for ranks that cannot reach each
+//! other's memory, or where it is asked for.
 //!
-//! Two numbers give the same sum in either order. More than two ranks add in rank order in one shot; NCCL's order
-//! depends on the size of the message, so there a row's last bits may depend on the batch's composition.
+//! Two numbers give the same sum in either order. More than two ranks add in rank order; NCCL's order depends on the size
+//! of the message, so there a row's last bits may depend on the batch's composition.
 //!
 //! Neighbouring stages of a pipeline have a communicator of two for each pair of ranks: rank 0 sends, rank 1 receives.
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
-use crate::comm::one_shot::OneShot;
+use crate::comm::peers::{Peers, Shots};
 use crate::runtime::activations::{Elements, View};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -17,24 +18,50 @@ use std::ffi::c_int;
 /// Memory for gathering large parts, bytes; larger ones come in several pieces.
 const STAGING: usize = 32 << 20;
 
-/// How devices of several ranks work together.
-#[derive(Clone, Copy, Debug)]
+/// How devices of several ranks add up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RankOptions {
-    /// Bytes of the largest messages that more than two ranks exchange in one shot, shared by a rank's peers; larger
-    /// ones go through NCCL. Two ranks exchange all messages in one shot, in chunks of as many bytes, or of
-    /// [`CHUNK`]. 0: all go through NCCL.
+    /// Bytes of the largest sums that more than two ranks exchange in one shot, shared by a rank's peers. Two ranks
+    /// exchange all sums in one shot, unless this is 0.
     pub one_shot_bytes: usize,
+    /// Bytes of the largest sums that more than two ranks exchange in two shots. Larger ones go through NCCL.
+    pub two_shot_bytes: usize,
 }
 
-impl Default for RankOptions {
-    /// Up to where this was faster than NCCL between two H200 (docs/benchmarks.md).
-    fn default() -> Self {
-        Self { one_shot_bytes: 2 << 20 }
+impl RankOptions {
+    /// Everything goes through NCCL.
+    pub const NCCL_ALONE: Self = Self { one_shot_bytes: 0, two_shot_bytes: 0 };
+
+    /// The way of a sum of as many bytes, by the sizes of message and group alone, so that every rank takes the same.
+    fn way(self, bytes: usize, ranks: usize) -> Way {
+        let one_shot = match ranks {
+            2 => self.one_shot_bytes > 0,
+            _ => bytes <= self.one_shot_bytes / (ranks - 1).max(1),
+        };
+        match one_shot {
+            true => Way::Peers(Shots::One),
+            false if ranks > 2 && bytes <= self.two_shot_bytes => Way::Peers(Shots::Two),
+            false => Way::Nccl,
+        }
     }
 }
 
-/// Bytes of a chunk between two ranks, at least: between two H100, 64 MiB take 261 us with 4 MiB, 315 us with 2 MiB and
-/// 250 us with 8 MiB; and a step of 256 rows of 8,192 is one chunk.
+impl Default for RankOptions {
+    /// Up to where one shot was the faster way (docs/benchmarks.md).
+    fn default() -> Self {
+        Self { one_shot_bytes: 2 << 20, two_shot_bytes: usize::MAX }
+    }
+}
+
+/// How a sum is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Peers(Shots),
+    Nccl,
+}
+
+/// Bytes of a chunk for all peers of a rank: between two H100, 64 MiB take 261 us with 4 MiB, 315 us with
+/// 2 MiB and 250 us with 8 MiB; and a step of 256 rows of 8,192 is one chunk.
 const CHUNK: usize = 4 << 20;
 
 /// What a device needs to meet others, and then those others.
@@ -54,18 +81,10 @@ const RECEIVER: usize = 1;
 struct Met {
     placement: RankPlacement,
     communicator: Communicator,
-    one_shot: Option<OneShot>,
-    /// Bytes of the largest message that goes in one shot.
-    one_shot_limit: usize,
+    /// Whose memory this rank reaches, and they this one's.
+    peers: Option<Peers>,
     /// `[ranks, rows, width]` of a piece of a gathering.
     staging: Option<Memory>,
-}
-
-impl Met {
-    /// The way of a message of as many bytes, unless it goes through NCCL.
-    fn one_shot(&self, bytes: usize) -> Option<&OneShot> {
-        self.one_shot.as_ref().filter(|_| bytes <= self.one_shot_limit)
-    }
 }
 
 impl Ranks {
@@ -91,14 +110,11 @@ impl Ranks {
         let ids = exchange(&id)?;
         let id = ids[0].as_slice().try_into().map_err(|_| CommError::Protocol("rank 0 gave no id of a group"))?;
         let communicator = self.nccl.meet(id, placement).map_err(CommError::Library)?;
-        // Its size depends on the group's alone, so that every rank takes the same way.
-        let share = self.options.one_shot_bytes / (placement.size - 1).max(1);
-        let (chunk, one_shot_limit) = if placement.size == 2 { (share.max(CHUNK), usize::MAX) } else { (share, share) };
-        let one_shot = match share {
-            0 => None,
-            _ => OneShot::meet(device, placement, chunk, exchange)?,
+        let peers = match self.options {
+            RankOptions::NCCL_ALONE => None,
+            _ => Peers::meet(device, placement, CHUNK / (placement.size - 1).max(1), exchange)?,
         };
-        self.met = Some(Met { placement, communicator, one_shot, one_shot_limit, staging: None });
+        self.met = Some(Met { placement, communicator, peers, staging: None });
         device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
     }
 
@@ -143,20 +159,22 @@ impl Ranks {
 
     /// `wire`: what a rank's part may be rounded to on its way.
     pub(crate) fn sum(&mut self, device: &mut Device, x: View, wire: DType) {
+        let options = self.options;
         let met = self.met();
         if x.elements() == 0 {
             return;
         }
-        match met.one_shot(x.elements() * wire.size()).filter(|_| x.dtype == DType::F32) {
-            Some(one_shot) => one_shot.sum(device, x, wire),
-            None => device.run(|stream| met.communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
+        let way = options.way(x.elements() * wire.size(), met.placement.size);
+        match (&met.peers, way) {
+            (Some(peers), Way::Peers(shots)) if x.dtype == DType::F32 => peers.sum(device, x, wire, shots),
+            _ => device.run(|stream| met.communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
         }
     }
 
     pub(crate) fn gather(&mut self, device: &mut Device, x: View, out: View) {
         assert_eq!((x.dtype, out.dtype), (DType::F32, DType::F32), "element types of what is gathered");
-        match self.met().one_shot(x.elements() * size_of::<f32>()) {
-            Some(one_shot) if x.elements() > 0 => one_shot.gather(device, x, out),
+        match &self.met().peers {
+            Some(peers) if x.elements() > 0 => peers.gather(device, x, out),
             _ => self.gather_in_pieces(device, x, out),
         }
     }
@@ -186,5 +204,20 @@ impl Ranks {
 
     fn met(&mut self) -> &mut Met {
         self.met.as_mut().expect("ranks that have joined")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_of_a_sum_follows_its_size_and_the_groups() {
+        let options = RankOptions { one_shot_bytes: 3000, two_shot_bytes: 5000 };
+        let ways = |ranks| [1, 1000, 1001, 5000, 5001].map(|bytes| options.way(bytes, ranks));
+        let (one, two) = (Way::Peers(Shots::One), Way::Peers(Shots::Two));
+        assert_eq!(ways(2), [one; 5]);
+        assert_eq!(ways(4), [one, one, two, two, Way::Nccl]);
+        assert!([2, 3, 8].iter().all(|ranks| RankOptions::NCCL_ALONE.way(1, *ranks) == Way::Nccl));
     }
 }

@@ -73,7 +73,7 @@ const LAYOUTS: &[Layout] = &[
     <fusion::split_norm::After as Twin>::LAYOUT,
     <fusion::split_norm::Before as Twin>::LAYOUT,
     <weights::packed::PackedWeights as Twin>::LAYOUT,
-    <comm::one_shot::Ranks as Twin>::LAYOUT,
+    <comm::peers::Ranks as Twin>::LAYOUT,
     <whole_step::Rest as Twin>::LAYOUT,
     <moe::routing::Router as Twin>::LAYOUT,
     <recurrent::Rule as Twin>::LAYOUT,

@@ -23,6 +23,8 @@ const BLOCKS: usize = 128;
 const PACKET: usize = 16;
 /// `SLOTS` of the kernel.
 const SLOTS: usize = 4;
+/// Numbers and sums come to places of their own, sums where there are more than two ranks.
+const POSTS: usize = 2;
 
 /// `struct Ranks` of the kernel.
 #[repr(C)]
@@ -38,8 +40,16 @@ pub(crate) struct Ranks {
 
 twin!(Ranks = "Ranks" { inbox, chunks, rank, size, blocks, packets });
 
+/// How often a number crosses: each rank sends all its numbers to all others, or a part to each, and then the sum of
+/// its own part to all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shots {
+    One,
+    Two,
+}
+
 /// This rank's inbox, and those of the others.
-pub(crate) struct OneShot {
+pub(crate) struct Peers {
     ranks: Ranks,
     _inbox: Memory,
     _chunks: Memory,
@@ -67,7 +77,7 @@ const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 /// A yes and the inbox.
 const TOLD: usize = 1 + 8 + 4 + 8 + HANDLE;
 
-impl OneShot {
+impl Peers {
     /// Maps the inboxes of all ranks, for chunks of `bytes` bytes; `None`, on every rank, where some rank cannot.
     pub(crate) fn meet(
         device: &mut Device,
@@ -94,9 +104,14 @@ impl OneShot {
         Ok(Some(Self { ranks, _inbox: inbox, _chunks: chunks, _others: others }))
     }
 
-    /// `x = sum over ranks of x`, in f32, each rounded to `wire`.
-    pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType) {
-        let name = Name::in_file("ranks", "ranks_sum", &[wire]);
+    /// `x = sum over ranks of x`, in f32, each rounded to `wire`, and the sum of more than two ranks as well. The bits
+    /// are the same in one shot and in two, which are for more than two ranks.
+    pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType, shots: Shots) {
+        let function = match shots {
+            Shots::One => "ranks_sum",
+            Shots::Two => "ranks_two_shot_sum",
+        };
+        let name = Name::in_file("ranks", function, &[wire]);
         let (ranks, count) = (self.ranks, x.elements());
         device.launch_early(name, shape(count, wire), args![ranks, x.ptr, count as u64]);
     }
@@ -126,7 +141,8 @@ fn make(device: &mut Device, placement: RankPlacement, packets: usize) -> Option
     if placement.size > MOST_RANKS {
         return None;
     }
-    let bytes = SLOTS * placement.size * BLOCKS * packets * PACKET;
+    let posts = if placement.size > 2 { POSTS } else { 1 };
+    let bytes = posts * SLOTS * placement.size * BLOCKS * packets * PACKET;
     let inbox = device.allocate(bytes.next_multiple_of(PIECE), "an inbox for other ranks")?;
     let chunks = device.allocate(BLOCKS * size_of::<u32>(), "counters of chunks")?;
     device.clear(&inbox);

@@ -1,4 +1,4 @@
-//! Sums between GPUs, in one shot and in two (in f32, and in bf16) and through NCCL.
+//! Sums between GPUs, in one shot and in two (in f32, in f32 that travels as bf16, and in bf16) and through NCCL.
 //!
 //! `ranks_bench [RANKS …]` prints microseconds a call, calls following each other on the stream; once for each size of
 //! group [default: 2].
@@ -9,7 +9,11 @@ use std::time::Instant;
 use kernels::ops::{Batch, Comm, DType, Device, ExchangeFailed, Load, Ops, RankPlacement, Sequence};
 use kernels_cuda::{CudaBackend, CudaOptions, Folders, RankOptions, Surroundings};
 
-const CALLS: u32 = 200;
+/// Calls of a round, fewer of large messages.
+fn calls_of(width: usize) -> u32 {
+    ((1 << 28) / width).clamp(8, 200) as u32
+}
+
 /// Numbers of a message.
 const WIDTHS: [usize; 14] = [
     1 << 10,
@@ -33,17 +37,22 @@ const WIDTHS: [usize; 14] = [
 struct How {
     ranks: usize,
     options: RankOptions,
+    dtype: DType,
     wire: DType,
 }
 
 const ONE_SHOT: RankOptions = RankOptions { one_shot_bytes: usize::MAX, two_shot_bytes: 0 };
 const TWO_SHOTS: RankOptions = RankOptions { one_shot_bytes: 0, two_shot_bytes: usize::MAX };
-const WAYS: [(&str, RankOptions, DType); 5] = [
-    ("1 shot f32", ONE_SHOT, DType::F32),
-    ("1 shot bf16", ONE_SHOT, DType::Bf16),
-    ("2 shots f32", TWO_SHOTS, DType::F32),
-    ("2 shots bf16", TWO_SHOTS, DType::Bf16),
-    ("NCCL f32", RankOptions::NCCL_ALONE, DType::F32),
+/// Ways, the type of numbers, and what they travel as.
+const WAYS: [(&str, RankOptions, DType, DType); 8] = [
+    ("1 shot f32", ONE_SHOT, DType::F32, DType::F32),
+    ("as bf16", ONE_SHOT, DType::F32, DType::Bf16),
+    ("bf16", ONE_SHOT, DType::Bf16, DType::Bf16),
+    ("2 shots f32", TWO_SHOTS, DType::F32, DType::F32),
+    ("as bf16", TWO_SHOTS, DType::F32, DType::Bf16),
+    ("bf16", TWO_SHOTS, DType::Bf16, DType::Bf16),
+    ("NCCL f32", RankOptions::NCCL_ALONE, DType::F32, DType::F32),
+    ("bf16", RankOptions::NCCL_ALONE, DType::Bf16, DType::Bf16),
 ];
 
 fn main() -> Result<(), String> {
@@ -53,21 +62,20 @@ fn main() -> Result<(), String> {
 }
 
 fn table(ranks: usize) -> Result<(), String> {
-    // Two ranks never take two shots.
-    let ways = WAYS.iter().filter(|(_, options, _)| ranks > 2 || *options != TWO_SHOTS);
-    let columns: Result<Vec<_>, String> = ways
-        .map(|(name, options, wire)| Ok((*name, measure(How { ranks, options: *options, wire: *wire })?)))
+    let columns: Result<Vec<_>, String> = WAYS
+        .iter()
+        .map(|&(name, options, dtype, wire)| Ok((name, measure(How { ranks, options, dtype, wire })?)))
         .collect();
     let columns = columns?;
     println!(
         "{ranks} ranks, us\n{:>10}{}",
         "numbers",
-        columns.iter().map(|(name, _)| format!("{name:>14}")).collect::<String>()
+        columns.iter().map(|(name, _)| format!("{name:>12}")).collect::<String>()
     );
     for (index, width) in WIDTHS.iter().enumerate() {
         println!(
             "{width:>10}{}",
-            columns.iter().map(|(_, times)| format!("{:>14.2}", times[index])).collect::<String>()
+            columns.iter().map(|(_, times)| format!("{:>12.2}", times[index])).collect::<String>()
         );
     }
     Ok(())
@@ -113,7 +121,7 @@ fn measure(how: How) -> Result<Vec<f64>, String> {
 }
 
 fn rank(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String> {
-    let How { ranks, options: way, wire } = how;
+    let How { ranks, options: way, dtype, wire } = how;
     let (virtual_env, path) = (std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let options = CudaOptions {
@@ -129,7 +137,7 @@ fn rank(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String> {
     let flag = backend.new_act(1, 1);
     let mut times = Vec::new();
     for width in WIDTHS {
-        let act = backend.new_act(1, width);
+        let act = backend.new_rounded_act(1, width, dtype);
         let sequence = Sequence { first_row: 0, num_rows: 1, start: 0, tables: &[vec![0]], slot: 0 };
         backend.begin(Batch { tokens: &[0], positions: &[0], sequences: &[sequence] });
         backend.host_mut(act).fill(0.0);
@@ -142,10 +150,10 @@ fn rank(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String> {
             backend.read(flag);
             Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
         };
-        calls(&mut backend, 20)?;
+        calls(&mut backend, 8)?;
         let mut rounds = [0.0; 5];
         for round in &mut rounds {
-            *round = calls(&mut backend, CALLS)?;
+            *round = calls(&mut backend, calls_of(width))?;
         }
         rounds.sort_by(f64::total_cmp);
         times.push(rounds[2]);

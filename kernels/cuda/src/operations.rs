@@ -284,11 +284,14 @@ impl Ops for CudaBackend {
         check_product(x.width, [weights.rows, weights.cols], bias.map(|bias| self.vectors[bias.0 as usize].len));
         epilogue.check_rows(x.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, x.rows, weights.rows);
-        let fits = fits(&self.matmul, &self.device, &Product { x, w: weights, bias: None, epilogue, out });
+        let product = Product { x, w: weights, bias: None, epilogue, out };
+        let fits = fits(&self.matmul, &self.device, &product, self.ranks.as_ref());
         let weights = Stored::from(weights);
         let adapted = self.lora.is_active();
         let gemm = Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits, adapted };
-        self.note_gemm(&gemm, None);
+        if !gemm.fits.all_reduce {
+            self.note_gemm(&gemm, None);
+        }
         self.append(Op::Gemm(gemm));
     }
 
@@ -510,9 +513,8 @@ impl Comm for CudaBackend {
     }
 
     fn all_reduce(&mut self, x: Act, wire: DType) {
-        self.append(Op::Opaque("all_reduce"));
         let x = self.acts.view(x);
-        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x, wire);
+        self.append(Op::AllReduce(x, wire));
     }
 
     fn all_gather(&mut self, x: Act, out: Act) {

@@ -4,14 +4,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use half::{bf16, f16};
-use kernels::ops::{Act, Backend, Batch, DType, RankPlacement, RowSelection, Sequence};
+use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, NormKind, RankPlacement, RowSelection, Sequence};
 use kernels_cuda::{CudaOptions, RankOptions};
 
 use crate::gpu;
 use crate::random::Random;
+use crate::{encode, filled, filled_in, host, round};
 
-/// All sums below in one shot, all of more than two ranks in two, and all through NCCL.
+/// All sums below in one shot, all in two, and all through NCCL.
 const WAYS: [RankOptions; 3] = [
     RankOptions { one_shot_bytes: usize::MAX, two_shot_bytes: 0 },
     RankOptions { one_shot_bytes: 0, two_shot_bytes: usize::MAX },
@@ -21,6 +21,8 @@ const WAYS: [RankOptions; 3] = [
 const SIZES: [usize; 4] = [2, 3, 4, 8];
 /// Repetitions of a call with other numbers: what a race breaks, it breaks rarely.
 const ROUNDS: usize = 10;
+/// The same of the largest shape.
+const LONG_ROUNDS: usize = 2;
 
 /// Rows and columns of what is summed or gathered: odd ones, one number, more than all blocks take at once, and more
 /// than fits at once, in several chunks.
@@ -38,7 +40,12 @@ impl Way {
     /// Whether ranks write to each other, which rounds numbers to what they travel as. NCCL adds numbers as they are, in
     /// its own order.
     fn among_peers(self) -> bool {
-        self.options.one_shot_bytes > 0 || self.place.size > 2 && self.options.two_shot_bytes > 0
+        self.options != RankOptions::NCCL_ALONE
+    }
+
+    /// Whether sums are rounded to what they travel as, too.
+    fn rounds_sums(self) -> bool {
+        self.place.size > 2 || self.options.one_shot_bytes == 0
     }
 }
 
@@ -136,17 +143,8 @@ fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, wire: DType, way: Way) -> 
     if !way.among_peers() {
         return (sum - parts.sum::<f32>()).abs() <= 1e-5;
     }
-    let want = parts.map(|part| rounded(part, wire)).reduce(|a, b| a + b).expect("ranks");
-    sum == if way.place.size > 2 { rounded(want, wire) } else { want }
-}
-
-/// A number as it is on its way.
-fn rounded(x: f32, wire: DType) -> f32 {
-    match wire {
-        DType::F32 => x,
-        DType::Bf16 => bf16::from_f32(x).to_f32(),
-        DType::F16 => f16::from_f32(x).to_f32(),
-    }
+    let want = parts.map(|part| round(part, wire)).reduce(|a, b| a + b).expect("ranks");
+    sum == if way.rounds_sums() { round(want, wire) } else { want }
 }
 
 #[test]
@@ -166,7 +164,7 @@ fn sums(way: Way, wire: DType, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
     for (rows, width) in SHAPES {
         let act = backend.new_act(rows, width);
         begin(backend, rows);
-        for round in 0..ROUNDS {
+        for round in 0..if rows < 1000 { ROUNDS } else { LONG_ROUNDS } {
             write(backend, act, &numbers(place.rank, round, rows * width));
             backend.all_reduce(act, wire);
             let sum = backend.read(act).to_vec();
@@ -234,4 +232,72 @@ fn few_rows_of_a_long_step_are_gathered() {
         let last = parts(place.size, 0, ROWS * WIDTH).into_iter().map(|part| part[(ROWS - 1) * WIDTH..].to_vec());
         assert_eq!(backend.read(whole), last.collect::<Vec<_>>().concat(), "{place:?}");
     });
+}
+
+/// Rows, inputs and outputs of a product whose outputs are summed.
+const PRODUCTS: [[usize; 3]; 4] = [[1, 512, 256], [7, 256, 1024], [65, 512, 520], [700, 256, 2048]];
+
+/// A part is rounded when it is written, and the sum once more: whole numbers, so that both are known exactly.
+#[test]
+fn a_product_that_is_summed_and_added_is_rounded_where_it_is_made() {
+    as_ranks(|way, backend| {
+        for shape in PRODUCTS {
+            let size = way.place.size;
+            let parts: Vec<Part> = (0..size).map(|rank| Part::new(rank, shape)).collect();
+            let [rows, k, n] = shape;
+            let own = &parts[way.place.rank];
+            let matrix = backend.load_matrix(host(DType::Bf16, n, k, &encode(&own.w, DType::Bf16).0), DType::Bf16);
+            let before: Vec<f32> = (0..rows * n).map(|i| (i % 100) as f32).collect();
+            let (x, delta) =
+                (filled_in(backend, k, &own.x, DType::Bf16), filled(backend, n, &vec![f32::NAN; rows * n]));
+            let (residual, normed) = (filled(backend, n, &before), backend.new_rounded_act(rows, n, DType::Bf16));
+            backend.matmul(x, matrix, None, Epilogue::Store, delta);
+            backend.all_reduce(delta, DType::Bf16);
+            backend.add_norm(
+                residual,
+                delta,
+                Norm { kind: NormKind::Rms, weight: None, bias: None, eps: 1e-5 },
+                normed,
+            );
+            let after = backend.read(residual).to_vec();
+            let some_rows = (0..rows).step_by(1 + rows / 8).chain([rows - 1]);
+            for (row, col) in some_rows.flat_map(|row| (0..n).map(move |col| (row, col))) {
+                let (sum, before) = (after[row * n + col], before[row * n + col]);
+                let of_ranks: Vec<f32> =
+                    parts.iter().map(|part| round(part.product(row, col, k), DType::Bf16)).collect();
+                let want = before + round(of_ranks.iter().sum(), DType::Bf16);
+                // NCCL may round after each rank.
+                let size: f32 = of_ranks.iter().map(|part| part.abs()).sum();
+                let near = if way.among_peers() { 0.0 } else { size / 64.0 };
+                assert!(
+                    (sum - want).abs() <= near,
+                    "{:?}, {shape:?}, row {row}, column {col}: {sum}, {want}",
+                    way.place
+                );
+            }
+            let row = |rows: &[f32]| rows[(rows.len() - n)..].to_vec();
+            let (last, normed) = (row(&after), row(backend.read(normed)));
+            let scale = (last.iter().map(|x| x * x).sum::<f32>() / n as f32 + 1e-5).sqrt().recip();
+            let differs = last.iter().zip(&normed).find(|(x, y)| (*x * scale - **y).abs() > 0.01 * (1.0 + y.abs()));
+            assert_eq!(differs, None, "the norm of {shape:?}");
+        }
+    });
+}
+
+/// What a rank multiplies: whole numbers up to 8.
+struct Part {
+    x: Vec<f32>,
+    w: Vec<f32>,
+}
+
+impl Part {
+    fn new(rank: usize, [rows, k, n]: [usize; 3]) -> Self {
+        let mut random = Random((100 + rank) as u64);
+        let mut whole = |count| random.values(count).into_iter().map(|x| (x * 8.0).round().clamp(-8.0, 8.0)).collect();
+        Self { x: whole(rows * k), w: whole(n * k) }
+    }
+
+    fn product(&self, row: usize, col: usize, k: usize) -> f32 {
+        self.x[row * k..][..k].iter().zip(&self.w[col * k..][..k]).map(|(x, w)| x * w).sum()
+    }
 }

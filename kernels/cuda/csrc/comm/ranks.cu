@@ -8,8 +8,8 @@
 // hold the launch. In a message of several chunks one half of the threads sends a chunk while the other half takes the
 // one before it.
 //
-// Four slots take turns. Why that is enough, for chunk k to be written where chunk k - 4 was: its sender has taken all
-// of chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
+// Six slots take turns. Why that is enough, for chunk k to be written where chunk k - 6 was: its sender has taken all of
+// chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
 // later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
 //
 // In one shot every rank sends all its numbers to all others. In two, which more than two ranks take for larger sums,
@@ -18,7 +18,7 @@
 
 #define MOST_RANKS 8
 #define PACKET_WORDS 4
-#define SLOTS 4
+#define SLOTS 6
 // Packets that a thread has on their way at once.
 #define BATCH 4
 #define THREADS 512
@@ -67,28 +67,43 @@ template <typename T> struct Packet {
     static constexpr u32 NUMBERS = PACKET_WORDS * Wire<T>::NUMBERS;
     f32 numbers[NUMBERS];
 
-    // The packet at `first` of `count` numbers; what lies beyond the end is 0.
-    DEVICE static Packet at(const f32* x, u64 first, u64 count) {
+    // The packet at `first` of `count` numbers, which are f32 or what they travel as; what lies beyond the end is 0.
+    template <typename X> DEVICE static Packet at(const X* x, u64 first, u64 count) {
         Packet packet;
         if (first + NUMBERS <= count) {
-#pragma unroll
-            for (u32 i = 0; i < NUMBERS; i += 4) *(float4*)&packet.numbers[i] = *(const float4*)&x[first + i];
+            packet.load_all(x + first);
         } else {
 #pragma unroll
-            for (u32 i = 0; i < NUMBERS; i++) packet.numbers[i] = first + i < count ? x[first + i] : 0.0f;
+            for (u32 i = 0; i < NUMBERS; i++) packet.numbers[i] = first + i < count ? load(x[first + i]) : 0.0f;
         }
         return packet;
     }
 
-    DEVICE void to(f32* x, u64 first, u64 count) const {
+    template <typename X> DEVICE void to(X* x, u64 first, u64 count) const {
         if (first + NUMBERS <= count) {
-#pragma unroll
-            for (u32 i = 0; i < NUMBERS; i += 4) *(float4*)&x[first + i] = *(const float4*)&numbers[i];
+            store_all(x + first);
         } else {
 #pragma unroll
             for (u32 i = 0; i < NUMBERS; i++)
-                if (first + i < count) x[first + i] = numbers[i];
+                if (first + i < count) x[first + i] = Cast<X>::from(numbers[i]);
         }
+    }
+
+    DEVICE void load_all(const f32* x) {
+#pragma unroll
+        for (u32 i = 0; i < NUMBERS; i += 4) *(float4*)&numbers[i] = *(const float4*)&x[i];
+    }
+    template <typename X> DEVICE void load_all(const X* x) {
+        static_assert(sizeof(X) * NUMBERS == sizeof(uint4), "what travels in other types is f32");
+        *this = of(*(const uint4*)x);
+    }
+    DEVICE void store_all(f32* x) const {
+#pragma unroll
+        for (u32 i = 0; i < NUMBERS; i += 4) *(float4*)&x[i] = *(const float4*)&numbers[i];
+    }
+    template <typename X> DEVICE void store_all(X* x) const {
+        static_assert(sizeof(X) * NUMBERS == sizeof(uint4), "what travels in other types is f32");
+        *(uint4*)x = words();
     }
 
     DEVICE uint4 words() const {
@@ -122,24 +137,34 @@ DEVICE uint4 look(uint4* packet) {
     return words;
 }
 
-// Waits for a packet, `words` being what was there, and empties its place.
-DEVICE uint4 take(uint4* packet, uint4 words) {
+// Waits for a packet, `words` being what was there.
+DEVICE uint4 wait_for(uint4* packet, uint4 words) {
     while (!words.x || !words.y || !words.z || !words.w) words = look(packet);
-    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(packet), "r"(0) : "memory");
     return make_uint4(~words.x, ~words.y, ~words.z, ~words.w);
 }
 
+DEVICE void empty(uint4* packet) {
+    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(packet), "r"(0) : "memory");
+}
+
+// The same as `wait_for`, and empties the packet's place.
+DEVICE uint4 take(uint4* packet, uint4 words) {
+    words = wait_for(packet, words);
+    empty(packet);
+    return words;
+}
+
 // What a block exchanges: `packets` of them, in chunks, from the packet `first` of all.
-template <typename T> struct Share {
+template <typename X, typename T> struct Share {
     static constexpr u32 NUMBERS = Packet<T>::NUMBERS;
     const Ranks& ranks;
-    const f32* x;
+    const X* x;
     u64 count; // of all numbers
     u64 first;
     u32 packets;
     u32 number; // of the first chunk
 
-    DEVICE Share(const Ranks& ranks, const f32* x, u64 count) : ranks(ranks), x(x), count(count) {
+    DEVICE Share(const Ranks& ranks, const X* x, u64 count) : ranks(ranks), x(x), count(count) {
         u64 all = (count + NUMBERS - 1) / NUMBERS, share = (all + gridDim.x - 1) / gridDim.x;
         first = blockIdx.x * share;
         packets = first >= all ? 0 : first + share < all ? share : all - first;
@@ -203,9 +228,10 @@ template <typename T> struct Share {
 };
 
 // Exchanges what all ranks have, `count` numbers at an address that is a multiple of 16: see `Share::receive`.
-template <typename T, typename Got> DEVICE void exchange(const Ranks& ranks, const f32* x, u64 count, Got got) {
+template <typename T, typename X, typename Got>
+DEVICE void exchange(const Ranks& ranks, const X* x, u64 count, Got got) {
     wait_for_inputs();
-    Share<T> share(ranks, x, count);
+    Share<X, T> share(ranks, x, count);
     u32 chunks = share.chunks(), half = blockDim.x / 2, thread = threadIdx.x;
     if (chunks) share.send(0, thread, blockDim.x);
     if (chunks > 1) {
@@ -238,7 +264,7 @@ template <typename T> DEVICE void add(Packet<T>& sum, u32 from, const Packet<T>&
 
 // x = sum over ranks of x, each rounded to `T`. More than two ranks round the sum, too: it has the same bits in two
 // shots.
-template <typename T> DEVICE void sum(const Ranks& ranks, f32* x, u64 count) {
+template <typename T, typename X> DEVICE void sum(const Ranks& ranks, X* x, u64 count) {
     Packet<T> sum;
     exchange<T>(ranks, x, count, [&](u64 first, u32 from, Packet<T> packet) {
         add(sum, from, packet);
@@ -248,15 +274,17 @@ template <typename T> DEVICE void sum(const Ranks& ranks, f32* x, u64 count) {
     });
 }
 
-#define RANKS_SUM(T) \
-    extern "C" __global__ void __launch_bounds__(THREADS) ranks_sum_##T( \
-        const __grid_constant__ Ranks ranks, f32* x, u64 count) { \
+// A sum of numbers of type `X` that travel as `T`.
+#define RANKS_SUM(X, T) \
+    extern "C" __global__ void __launch_bounds__(THREADS) ranks_sum_##X##_##T( \
+        const __grid_constant__ Ranks ranks, X* x, u64 count) { \
         sum<T>(ranks, x, count); \
     }
 
-RANKS_SUM(f32)
-RANKS_SUM(bf16)
-RANKS_SUM(f16)
+RANKS_SUM(f32, f32)
+RANKS_SUM(f32, bf16)
+RANKS_SUM(f32, f16)
+RANKS_SUM(bf16, bf16)
 
 // Threads of a block that do one thing; the others leave it out.
 struct Team {
@@ -269,19 +297,21 @@ struct Team {
 // What a block adds in two shots. A chunk is parts of equally many packets, one for each rank to add; those beyond the
 // end of what the block adds are 0, and nobody keeps them, so that every rank hears of every other in each chunk.
 //
-// Slots suffice here, too. Numbers of chunk k are sent once sums of chunk k - 3 have come from all ranks, which they
-// sent after they had emptied the numbers of chunk k - 4. Sums of chunk k are sent once its numbers have come, which
-// their ranks sent after they had taken the sums of chunk k - 3.
-template <typename T> struct TwoShots {
+// In step s of a launch some threads send the numbers of chunk s, some the sums of chunk s - 1, and some take the sums
+// of chunk s - 2 and empty its numbers as well: a fence waits for all that its thread wrote, so it is theirs alone who
+// write nothing to other ranks. Slots suffice: numbers of chunk k are sent once sums of chunk k - 3 have come from all
+// ranks, which they sent in a step after the one that emptied the numbers of chunk k - 5; sums of chunk k once its
+// numbers have come, which their ranks sent after they had taken the sums of chunk k - 3.
+template <typename X, typename T> struct TwoShots {
     static constexpr u32 NUMBERS = Packet<T>::NUMBERS;
     const Ranks& ranks;
-    f32* x;
+    X* x;
     u64 count; // of all numbers
     u64 first; // packet
     u32 packets;
     u32 number; // of the first chunk
 
-    DEVICE TwoShots(const Ranks& ranks, f32* x, u64 count) : ranks(ranks), x(x), count(count) {
+    DEVICE TwoShots(const Ranks& ranks, X* x, u64 count) : ranks(ranks), x(x), count(count) {
         u64 all = (count + NUMBERS - 1) / NUMBERS, share = (all + gridDim.x - 1) / gridDim.x;
         first = blockIdx.x * share;
         packets = first >= all ? 0 : first + share < all ? share : all - first;
@@ -344,7 +374,7 @@ template <typename T> struct TwoShots {
 #pragma unroll
             for (u32 from = 0; from < MOST_RANKS; from++) {
                 if (from < ranks.size) {
-                    uint4 words = from == ranks.rank ? seen[from] : take(packet(from) + i, seen[from]);
+                    uint4 words = from == ranks.rank ? seen[from] : wait_for(packet(from) + i, seen[from]);
                     add(sum, from, Packet<T>::of(words));
                 }
             }
@@ -357,11 +387,13 @@ template <typename T> struct TwoShots {
         }
     }
 
+    // Takes the sums of other ranks, and empties their numbers, which were added in the step before.
     DEVICE void take_sums(u32 chunk, Team team) const {
         auto packet = [&](u32 from) { return packets_of(ranks, ranks.rank, from, number + chunk, SUMS_POST); };
         others(
             chunk, team, [&](u32 from, u32 i) { return look(packet(from) + i); },
             [&](u32 from, u32 i, uint4 seen) {
+                empty(packets_of(ranks, ranks.rank, from, number + chunk) + i);
                 keep(at(chunk, from, i), Packet<T>::of(take(packet(from) + i, seen)));
             });
     }
@@ -369,9 +401,9 @@ template <typename T> struct TwoShots {
 
 // x = sum over ranks of x, each rounded to `T`, as is the sum. A chunk is sent while the one before it is added, and
 // sums of the one before that are taken.
-template <typename T> DEVICE void sum_in_two_shots(const Ranks& ranks, f32* x, u64 count) {
+template <typename T, typename X> DEVICE void sum_in_two_shots(const Ranks& ranks, X* x, u64 count) {
     wait_for_inputs();
-    const TwoShots<T> share(ranks, x, count);
+    const TwoShots<X, T> share(ranks, x, count);
     const u32 chunks = share.chunks(), thread = threadIdx.x, quarter = blockDim.x / 4;
     const bool alone = chunks == 1;
     const Team all{0, blockDim.x};
@@ -381,25 +413,28 @@ template <typename T> DEVICE void sum_in_two_shots(const Ranks& ranks, f32* x, u
         if (step == chunks + 1) launch_dependents();
         if (step < chunks && senders.has(thread)) share.send_numbers(step, senders);
         if (step >= 1 && step <= chunks && adders.has(thread)) share.send_sums(step - 1, adders);
-        if (step >= 2 && takers.has(thread)) share.take_sums(step - 2, takers);
-        // What is emptied is so on all devices before the next chunk is sent, and numbers are sent before sums take
-        // their place.
-        if (!alone) __threadfence_system();
+        if (step >= 2 && takers.has(thread)) {
+            share.take_sums(step - 2, takers);
+            // What is emptied is so on all devices before the next chunk is sent.
+            if (!alone) __threadfence_system();
+        }
+        // Numbers are sent before sums take their place.
         __syncthreads();
     }
     // The last look at the counter was every thread's first.
     if (thread == 0) ranks.chunks[blockIdx.x] = share.number + chunks;
 }
 
-#define RANKS_SUM_IN_TWO_SHOTS(T) \
-    extern "C" __global__ void __launch_bounds__(THREADS) ranks_two_shot_sum_##T( \
-        const __grid_constant__ Ranks ranks, f32* x, u64 count) { \
+#define RANKS_SUM_IN_TWO_SHOTS(X, T) \
+    extern "C" __global__ void __launch_bounds__(THREADS) ranks_two_shot_sum_##X##_##T( \
+        const __grid_constant__ Ranks ranks, X* x, u64 count) { \
         sum_in_two_shots<T>(ranks, x, count); \
     }
 
-RANKS_SUM_IN_TWO_SHOTS(f32)
-RANKS_SUM_IN_TWO_SHOTS(bf16)
-RANKS_SUM_IN_TWO_SHOTS(f16)
+RANKS_SUM_IN_TWO_SHOTS(f32, f32)
+RANKS_SUM_IN_TWO_SHOTS(f32, bf16)
+RANKS_SUM_IN_TWO_SHOTS(f32, f16)
+RANKS_SUM_IN_TWO_SHOTS(bf16, bf16)
 
 // Column `col` of row `row` of a rank's part goes to its place in the whole row, unless it is padding.
 DEVICE void place(f32* out, u32 out_width, u32 width, u64 element, u32 from, f32 value) {

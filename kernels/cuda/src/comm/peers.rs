@@ -22,9 +22,7 @@ const BLOCKS: usize = 128;
 /// Bytes of a packet, which are numbers and nothing else.
 const PACKET: usize = 16;
 /// `SLOTS` of the kernel.
-const SLOTS: usize = 4;
-/// Numbers and sums come to places of their own, sums where there are more than two ranks.
-const POSTS: usize = 2;
+const SLOTS: usize = 6;
 
 /// `struct Ranks` of the kernel.
 #[repr(C)]
@@ -64,8 +62,17 @@ struct Mapped {
     foreign: bool,
 }
 
+/// What an inbox has room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inbox {
+    /// How often a number of a sum crosses at most.
+    pub(crate) shots: Shots,
+    /// Bytes of a chunk of another rank.
+    pub(crate) bytes: usize,
+}
+
 /// What a rank tells of its inbox.
-struct Inbox {
+struct Address {
     /// Drawn by its process.
     process: u64,
     device: u32,
@@ -75,21 +82,21 @@ struct Inbox {
 
 const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 /// A yes and the inbox.
-const TOLD: usize = 1 + 8 + 4 + 8 + HANDLE;
+const TOLD_BYTES: usize = 1 + 8 + 4 + 8 + HANDLE;
 
 impl Peers {
-    /// Maps the inboxes of all ranks, for chunks of `bytes` bytes; `None`, on every rank, where some rank cannot.
+    /// Maps the inboxes of all ranks; `None`, on every rank, where some rank cannot.
     pub(crate) fn meet(
         device: &mut Device,
         placement: RankPlacement,
-        bytes: usize,
+        inbox: Inbox,
         exchange: Exchange<'_>,
     ) -> Result<Option<Self>, ExchangeFailed> {
-        let packets = (bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
-        let made = make(device, placement, packets);
-        let mine = made.as_ref().map(|(inbox, _)| Inbox::of(device, inbox));
-        let told = exchange(&Inbox::told(mine.and_then(Result::ok).as_ref()))?;
-        let inboxes: Option<Vec<Inbox>> = told.iter().map(|bytes| Inbox::heard(bytes)).collect();
+        let packets = (inbox.bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
+        let made = make(device, placement, inbox.shots, packets);
+        let mine = made.as_ref().map(|(inbox, _)| Address::of(device, inbox));
+        let told = exchange(&Address::told(mine.and_then(Result::ok).as_ref()))?;
+        let inboxes: Option<Vec<Address>> = told.iter().map(|bytes| Address::heard(bytes)).collect();
         let mapped = inboxes.and_then(|inboxes| map(&device.context, placement, &inboxes).ok());
         // Only when all are mapped and cleared may anybody write.
         let all = exchange(&[u8::from(mapped.is_some())])?;
@@ -104,14 +111,19 @@ impl Peers {
         Ok(Some(Self { ranks, _inbox: inbox, _chunks: chunks, _others: others }))
     }
 
-    /// `x = sum over ranks of x`, in f32, each rounded to `wire`, and the sum of more than two ranks as well. The bits
-    /// are the same in one shot and in two, which are for more than two ranks.
+    /// Whether numbers of a type travel as `wire`.
+    pub(crate) fn sums(dtype: DType, wire: DType) -> bool {
+        dtype == DType::F32 || (dtype, wire) == (DType::Bf16, DType::Bf16)
+    }
+
+    /// `x = sum over ranks of x`, each rounded to `wire`, and the sum of more than two ranks as well: see
+    /// [`Peers::sums`]. The bits are the same in one shot and in two, which are for more than two ranks.
     pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType, shots: Shots) {
         let function = match shots {
             Shots::One => "ranks_sum",
             Shots::Two => "ranks_two_shot_sum",
         };
-        let name = Name::in_file("ranks", function, &[wire]);
+        let name = Name::in_file("ranks", function, &[x.dtype, wire]);
         let (ranks, count) = (self.ranks, x.elements());
         device.launch_early(name, shape(count, wire), args![ranks, x.ptr, count as u64]);
     }
@@ -135,13 +147,17 @@ fn shape(count: usize, wire: DType) -> Shape {
 }
 
 /// An inbox for all ranks and the counters, cleared. `None` where this cannot work.
-fn make(device: &mut Device, placement: RankPlacement, packets: usize) -> Option<(Memory, Memory)> {
+fn make(device: &mut Device, placement: RankPlacement, shots: Shots, packets: usize) -> Option<(Memory, Memory)> {
     /// CUDA shares memory in such pieces.
     const PIECE: usize = 2 << 20;
     if placement.size > MOST_RANKS {
         return None;
     }
-    let posts = if placement.size > 2 { POSTS } else { 1 };
+    // Numbers and the sums of two shots come to places of their own.
+    let posts = match shots {
+        Shots::One => 1,
+        Shots::Two => 2,
+    };
     let bytes = posts * SLOTS * placement.size * BLOCKS * packets * PACKET;
     let inbox = device.allocate(bytes.next_multiple_of(PIECE), "an inbox for other ranks")?;
     let chunks = device.allocate(BLOCKS * size_of::<u32>(), "counters of chunks")?;
@@ -155,7 +171,7 @@ fn make(device: &mut Device, placement: RankPlacement, packets: usize) -> Option
 fn map(
     context: &Arc<Context>,
     placement: RankPlacement,
-    inboxes: &[Inbox],
+    inboxes: &[Address],
 ) -> Result<([CUdeviceptr; MOST_RANKS], Vec<Mapped>), String> {
     let (mut places, mut others) = ([0; MOST_RANKS], Vec::new());
     for (rank, inbox) in inboxes.iter().enumerate() {
@@ -169,7 +185,7 @@ fn map(
     Ok((places, others))
 }
 
-impl Inbox {
+impl Address {
     fn of(device: &Device, memory: &Memory) -> Result<Self, String> {
         let mut handle = MaybeUninit::<sys::CUipcMemHandle>::zeroed();
         // SAFETY: the memory is an allocation of its own; the pointer is to room for a handle, which any bytes are.
@@ -184,8 +200,8 @@ impl Inbox {
     }
 
     /// As it is told; absent: this rank cannot.
-    fn told(inbox: Option<&Self>) -> [u8; TOLD] {
-        let mut told = [0; TOLD];
+    fn told(inbox: Option<&Self>) -> [u8; TOLD_BYTES] {
+        let mut told = [0; TOLD_BYTES];
         if let Some(Self { process, device, ptr, handle }) = inbox {
             let parts: [&[u8]; 5] =
                 [&[1], &process.to_le_bytes(), &device.to_le_bytes(), &ptr.to_le_bytes(), handle.as_slice()];
@@ -226,7 +242,7 @@ impl Inbox {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if self.foreign && self.context.bind().is_ok() {
-            // SAFETY: opened by `Inbox::open`, and not used again.
+            // SAFETY: opened by `Address::open`, and not used again.
             let _ = unsafe { sys::cuIpcCloseMemHandle(self.ptr) };
         }
     }
@@ -245,10 +261,10 @@ mod tests {
 
     #[test]
     fn an_inbox_is_heard_as_it_was_told() {
-        let inbox = Inbox { process: 7, device: 1, ptr: 0xdead_beef_0000, handle: std::array::from_fn(|i| i as u8) };
-        let heard = Inbox::heard(&Inbox::told(Some(&inbox))).expect("told");
+        let inbox = Address { process: 7, device: 1, ptr: 0xdead_beef_0000, handle: std::array::from_fn(|i| i as u8) };
+        let heard = Address::heard(&Address::told(Some(&inbox))).expect("told");
         assert_eq!((heard.process, heard.device, heard.ptr, heard.handle), (7, 1, inbox.ptr, inbox.handle));
-        assert!(Inbox::heard(&Inbox::told(None)).is_none() && Inbox::heard(&[1, 2]).is_none());
+        assert!(Address::heard(&Address::told(None)).is_none() && Address::heard(&[1, 2]).is_none());
         assert_eq!(process(), process());
     }
 

@@ -8,7 +8,7 @@
 //! Neighbouring stages of a pipeline have a communicator of two for each pair of ranks: rank 0 sends, rank 1 receives.
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
-use crate::comm::peers::{Peers, Shots};
+use crate::comm::peers::{Inbox, Peers, Shots};
 use crate::runtime::activations::{Elements, View};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -24,13 +24,18 @@ pub struct RankOptions {
     /// Bytes of the largest sums that more than two ranks exchange in one shot, shared by a rank's peers. Two ranks
     /// exchange all sums in one shot, unless this is 0.
     pub one_shot_bytes: usize,
-    /// Bytes of the largest sums that more than two ranks exchange in two shots. Larger ones go through NCCL.
+    /// Bytes of the largest sums that are exchanged in two shots. Larger ones go through NCCL.
     pub two_shot_bytes: usize,
 }
 
 impl RankOptions {
     /// Everything goes through NCCL.
     pub const NCCL_ALONE: Self = Self { one_shot_bytes: 0, two_shot_bytes: 0 };
+
+    /// How often a number crosses at most.
+    fn most_shots(self, ranks: usize) -> Shots {
+        if ranks == 2 && self.one_shot_bytes > 0 { Shots::One } else { Shots::Two }
+    }
 
     /// The way of a sum of as many bytes, by the sizes of message and group alone, so that every rank takes the same.
     fn way(self, bytes: usize, ranks: usize) -> Way {
@@ -40,7 +45,7 @@ impl RankOptions {
         };
         match one_shot {
             true => Way::Peers(Shots::One),
-            false if ranks > 2 && bytes <= self.two_shot_bytes => Way::Peers(Shots::Two),
+            false if bytes <= self.two_shot_bytes => Way::Peers(Shots::Two),
             false => Way::Nccl,
         }
     }
@@ -49,7 +54,7 @@ impl RankOptions {
 impl Default for RankOptions {
     /// Up to where one shot was the faster way (docs/benchmarks.md).
     fn default() -> Self {
-        Self { one_shot_bytes: 2 << 20, two_shot_bytes: usize::MAX }
+        Self { one_shot_bytes: 1 << 20, two_shot_bytes: usize::MAX }
     }
 }
 
@@ -112,7 +117,10 @@ impl Ranks {
         let communicator = self.nccl.meet(id, placement).map_err(CommError::Library)?;
         let peers = match self.options {
             RankOptions::NCCL_ALONE => None,
-            _ => Peers::meet(device, placement, CHUNK / (placement.size - 1).max(1), exchange)?,
+            options => {
+                let shots = options.most_shots(placement.size);
+                Peers::meet(device, placement, Inbox { shots, bytes: CHUNK / (placement.size - 1).max(1) }, exchange)?
+            }
         };
         self.met = Some(Met { placement, communicator, peers, staging: None });
         device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
@@ -147,6 +155,11 @@ impl Ranks {
         Ok(())
     }
 
+    /// Whether these ranks have met.
+    pub(crate) fn have_met(&self) -> bool {
+        self.met.is_some()
+    }
+
     pub(crate) fn send(&self, device: &mut Device, rows: Elements, count: usize) {
         let after = self.after.as_ref().expect("a stage after this one");
         device.run(|stream| after.send(rows, count, RECEIVER, stream));
@@ -166,7 +179,7 @@ impl Ranks {
         }
         let way = options.way(x.elements() * wire.size(), met.placement.size);
         match (&met.peers, way) {
-            (Some(peers), Way::Peers(shots)) if x.dtype == DType::F32 => peers.sum(device, x, wire, shots),
+            (Some(peers), Way::Peers(shots)) if Peers::sums(x.dtype, wire) => peers.sum(device, x, wire, shots),
             _ => device.run(|stream| met.communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
         }
     }
@@ -218,6 +231,8 @@ mod tests {
         let (one, two) = (Way::Peers(Shots::One), Way::Peers(Shots::Two));
         assert_eq!(ways(2), [one; 5]);
         assert_eq!(ways(4), [one, one, two, two, Way::Nccl]);
+        let two_alone = RankOptions { one_shot_bytes: 0, ..options };
+        assert_eq!([1, 5001].map(|bytes| two_alone.way(bytes, 2)), [two, Way::Nccl]);
         assert!([2, 3, 8].iter().all(|ranks| RankOptions::NCCL_ALONE.way(1, *ranks) == Way::Nccl));
     }
 }

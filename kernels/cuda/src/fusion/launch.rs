@@ -7,6 +7,7 @@ use crate::CudaBackend;
 use crate::attention::Alone;
 use crate::attention::rope_and_cache::{self, Target};
 use crate::autotune::background::CallSite;
+use crate::comm::ranks::Ranks;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Gate, Product};
 use crate::layers::lora::Lora;
@@ -14,7 +15,7 @@ use crate::layers::{elementwise, norm};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::{Vector, Weights};
-use kernels::ops::{Act, Epilogue, Mask};
+use kernels::ops::{Act, DType, Epilogue, Mask};
 
 /// A GEMM with its operands looked up.
 fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) -> Product<'a> {
@@ -24,12 +25,14 @@ fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) 
 }
 
 /// What kernels for a GEMM could do beside it.
-pub(crate) fn fits(matmul: &Matmul, device: &Device, product: &Product<'_>) -> Fits {
+pub(crate) fn fits(matmul: &Matmul, device: &Device, product: &Product<'_>, ranks: Option<&Ranks>) -> Fits {
+    let stored = product.epilogue == Epilogue::Store && product.out.dtype == DType::F32;
     Fits {
         gate: Matmul::may_gate(device, product),
         add: Matmul::may_add(device, product),
         split_norm: matmul.may_precede_norm(device, product),
         end_norm: matmul.may_follow_norm(device, product),
+        all_reduce: stored && ranks.is_some_and(Ranks::have_met),
     }
 }
 
@@ -82,7 +85,10 @@ impl CudaBackend {
                 norm::add_norm(&mut self.device, residual, delta, params, out);
             }
             Op::HeadNorm(norm) => norm::head_norm(&mut self.device, norm),
-            Op::Gemm(gemm) => self.launch_gemm(&gemm),
+            Op::Gemm(gemm) => {
+                self.note_late(&gemm);
+                self.launch_gemm(&gemm);
+            }
             Op::Gated(gated) => elementwise::gated(&mut self.device, gated.gate_up, gated.activation, gated.out),
             Op::Rope(rope) => self.launch_rope(&rope),
             Op::Attention(attention) => self.launch_attention(&attention),
@@ -95,7 +101,12 @@ impl CudaBackend {
             Op::GatedGemm(gemm, gated) => self.launch_gated(&gemm, gated),
             Op::AdaptedGemm(gemm, lora) => self.launch_adapted(&gemm, lora, None),
             Op::AdaptedGatedGemm(gemm, lora, gated) => self.launch_adapted(&gemm, lora, Some(gated)),
-            Op::AddNormGemm(gemm, norm, by) => self.launch_added(&gemm, &norm, by),
+            Op::AddNormGemm(gemm, norm, by) => {
+                self.note_late(&gemm);
+                self.launch_added(&gemm, &norm, by);
+            }
+            Op::AllReduce(x, wire) => self.launch_all_reduce(x, wire),
+            Op::AllReducedGemm(gemm, wire, norm) => self.launch_all_reduced(&gemm, wire, norm),
             Op::NormAddNorm(first, sum) => norm::norm_add_norm(&mut self.device, first.params, sum),
         }
     }
@@ -201,6 +212,27 @@ impl CudaBackend {
             self.launch_gemm(&sum);
         }
         self.launch_whole(&split);
+    }
+
+    fn launch_all_reduce(&mut self, x: View, wire: DType) {
+        self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x, wire);
+    }
+
+    /// A GEMM into the first half of its output's bytes, which are summed there.
+    fn launch_all_reduced(&mut self, gemm: &Gemm, wire: DType, norm: AddNorm) {
+        let part = View { dtype: wire, ..gemm.out };
+        let gemm = Gemm { out: part, ..*gemm };
+        self.note_gemm(&gemm, None);
+        self.launch_gemm(&gemm);
+        self.launch_all_reduce(part, wire);
+        self.launch(Op::AddNorm(AddNorm { delta: part, ..norm }));
+    }
+
+    /// What might have been a part in 16 bits is none: only now its kind is known.
+    fn note_late(&mut self, gemm: &Gemm) {
+        if gemm.fits.all_reduce {
+            self.note_gemm(gemm, None);
+        }
     }
 
     /// Tells the background autotuner of a GEMM, and orders what it may be done by when it comes for the first time.

@@ -30,6 +30,8 @@ pub(crate) enum Op {
     Rope(Rope),
     Attention(Attention),
     Lora(Lora),
+    /// A sum over ranks, whose parts may be rounded to a type on their way.
+    AllReduce(View, DType),
     /// One that no rule knows, by its name: it is launched by its own code, after all before it.
     Opaque(&'static str),
     /// `out = activation(gate) * up` of a GEMM's columns `[gate | up]`, which are not written.
@@ -40,6 +42,9 @@ pub(crate) enum Op {
     AdaptedGatedGemm(Gemm, Lora, Gated),
     /// A GEMM whose outputs are added to the norm's residual instead of being written.
     AddNormGemm(Gemm, AddNorm, NormBy),
+    /// A GEMM whose outputs are summed over ranks in this type, and then added to the norm's residual; they are left in
+    /// any state.
+    AllReducedGemm(Gemm, DType, AddNorm),
     /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
     NormAddNorm(Norm, AddNorm),
 }
@@ -109,6 +114,8 @@ pub(crate) struct Fits {
     pub(crate) split_norm: bool,
     /// The second half of a norm of its input.
     pub(crate) end_norm: bool,
+    /// Whether it may be a part that ranks add up: it is stored in f32, and there are other ranks.
+    pub(crate) all_reduce: bool,
 }
 
 /// `out = activation(gate) * up`, rows `[gate | up]` of `gate_up`.

@@ -2,7 +2,7 @@
 
 use super::op::{Op, Selected};
 use super::split_norm::{self, SplitNorm};
-use super::{adapted_gemm, add_norm, gated_gemm, head_norms, norm_add_norm};
+use super::{adapted_gemm, add_norm, all_reduced_gemm, gated_gemm, head_norms, norm_add_norm};
 use cudarc::driver::sys::CUdeviceptr;
 
 /// What a rule says of the head of the list.
@@ -27,7 +27,14 @@ pub(super) fn rewrite(list: &mut Vec<Op>, count: usize, to: Op) -> Verdict {
 type Rule = fn(&mut Vec<Op>, Option<&SplitNorm>) -> Verdict;
 
 /// All rules. At most one of them rewrites a list.
-const RULES: [Rule; 5] = [adapted_gemm::rule, add_norm::rule, gated_gemm::rule, head_norms::rule, norm_add_norm::rule];
+const RULES: [Rule; 6] = [
+    adapted_gemm::rule,
+    add_norm::rule,
+    all_reduced_gemm::rule,
+    gated_gemm::rule,
+    head_norms::rule,
+    norm_add_norm::rule,
+];
 
 /// Whether more operations may follow those in the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

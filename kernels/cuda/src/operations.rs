@@ -284,11 +284,12 @@ impl Ops for CudaBackend {
         check_product(x.width, [weights.rows, weights.cols], bias.map(|bias| self.vectors[bias.0 as usize].len));
         epilogue.check_rows(x.rows, || self.acts.view(out).rows);
         let out = self.acts.target(out, x.rows, weights.rows);
-        let product = Product { x, w: weights, bias: None, epilogue, out };
+        let product = Product { x, w: weights, bias: None, epilogue, out, prepared: None };
         let fits = fits(&self.matmul, &self.device, &product, self.ranks.as_ref());
         let weights = Stored::from(weights);
         let adapted = self.lora.is_active();
-        let gemm = Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits, adapted };
+        let prepared = None;
+        let gemm = Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits, adapted, prepared };
         if !gemm.fits.all_reduce {
             self.note_gemm(&gemm, None);
         }

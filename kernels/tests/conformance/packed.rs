@@ -2,6 +2,7 @@
 //! and zero point, all numbers of rows at which another kernel begins, and shapes that end anywhere.
 
 mod experts;
+mod prepared;
 
 use super::rounded::step;
 use super::{Random, backends, check, filled_in, round};

@@ -1,9 +1,11 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) on Hopper, for more rows than `matmul_packed.cu` is for, with
-// weights of 4 or 8 bits; or, compiled with GATED, activation(g) * u of its columns [g | u]. The copy engine brings
-// rows of x, in the order of columns that `reorder_input` (prepare_input.cu) leaves; the first weights are read before
-// the kernel waits for its input. `src/gemm/matmul_packed_wgmma.rs` chooses the configuration.
+// weights of 4 or 8 bits; or, compiled with GATED, activation(g) * u of its columns [g | u], which may also be written
+// as the next product reads them (prepared.cuh). The copy engine brings rows of x, in the order of columns that
+// `reorder_input` (prepare_input.cu) leaves; the first weights are read before the kernel waits for its input.
+// `src/gemm/matmul_packed_wgmma.rs` chooses the configuration.
 #include "activation.cuh"
 #include "packed_wgmma.cuh"
+#include "prepared.cuh"
 
 #ifndef GATED
 #define GATED 0
@@ -22,14 +24,24 @@ DEVICE PackedTile my_tile(const PackedShape& shape, u32& first_row) {
         shape.n / (GATED ? 2 : 1)};
 }
 
+// Four numbers as the next product reads them, made of what was stored.
+template <typename T> DEVICE void prepare_four(const PreparedRows& rows, u32 row, u32 at, float4 x) {
+    const f32 scale = rows.shape.scale;
+    const f32 four[4] = {load(Cast<T>::from(x.x)), load(Cast<T>::from(x.y)), load(Cast<T>::from(x.z)),
+        load(Cast<T>::from(x.w))};
+    put_prepared<T>(rows, row, at, four, scale);
+    if (rows.scales && at == 0) rows.scales[row] = scale;
+}
+
 extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [PARTS * tiles of rows * tiles of columns]. The map of x has boxes of 128 bytes of ROWS rows, whose `scales`
 // are given where they are codes; its rows have whole chunks. n is a multiple of 8, gated of 32; each part has a turn
-// of chunks.
+// of chunks. Rows of `prepared` have whole chunks too, of codes with a scale that all rows share.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS)
     matmul_packed_wgmma(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ PackedWeights w,
-        const f32* bias, const __grid_constant__ PackedShape shape, const Activation activation, const f32* scales) {
+        const f32* bias, const __grid_constant__ PackedShape shape, const Activation activation, const f32* scales,
+        const __grid_constant__ PreparedRows prepared) {
     typedef PackedProduct<GATED> Product;
     typedef TYPE T;
     __shared__ u32 table[CODE == LEVELS ? 256 : 1];
@@ -50,8 +62,9 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
             // Rounded as if they had been stored.
             return activated(activation, load(Cast<T>::from(gate))) * gated_half(activation, load(Cast<T>::from(up)));
         };
-        product.finish(bias, gate, [=](u32 row, u32 at, float4 x) {
+        product.finish(bias, gate, [&](u32 row, u32 at, float4 x) {
             put_four<T>(out, (size_t)(first_row + row) * tile.width + at, x, shape.wide, shape.accumulate);
+            if (GATED && prepared.to) prepare_four<T>(prepared, first_row + row, at, x);
         });
     } else {
         if constexpr (WARPGROUPS == 2) give_registers<24>();

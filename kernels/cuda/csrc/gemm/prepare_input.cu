@@ -1,24 +1,6 @@
 // Rows as products with quantized weights read them: columns in the weights' order, rounded to 8-bit codes times a
 // scale where a checkpoint asks for that, in the type that is multiplied. A block has a row.
-#include "quire.cuh"
-
-// What columns are rounded to: nothing, 8-bit floats, or integers.
-constexpr u32 TO_NOTHING = 0, TO_E4M3 = 1, TO_INT8 = 2;
-
-struct InputShape {
-    // Column i of the result is column columns[i]; null: i.
-    const u32* columns;
-    u32 k;
-    u32 to;
-    // Columns that share a scale, which is made of their largest; 0: all columns have `scale`.
-    u32 group;
-    f32 scale;
-    // Elements of at least this size, where scales are made of elements, stay as they are and do not count.
-    f32 outliers;
-};
-SAME_LAYOUT(InputShape, InputShape);
-
-DEVICE f32 largest_code(const InputShape& shape) { return shape.to == TO_INT8 ? 127.0f : 448.0f; }
+#include "prepared.cuh"
 
 DEVICE f32 rounded(f32 x, f32 scale, u32 to) {
     if (to == TO_NOTHING || scale == 0.0f) return x;
@@ -146,37 +128,17 @@ PREPARE_OF(bf16, bf16)
 PREPARE_OF(f16, f16)
 
 #if __CUDA_ARCH__ >= 900
-// Four numbers as codes, in a word.
-DEVICE u32 codes_of(const f32 (&x)[4], u32 to) {
-    if (to == TO_E4M3) {
-        u16 pairs[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++)
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
-        return pairs[0] | (u32)pairs[1] << 16;
-    }
-    u32 four = 0;
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) four |= ((u32)(int)fminf(fmaxf(rintf(x[i]), -128.0f), 127.0f) & 0xffu) << 8 * i;
-    return four;
-}
-
-// A row as codes of 8 bits, and the scale that they share. Four neighbours are a word; words of each 32 columns are in
-// the order in which packed weights have theirs (packed.cuh), and rows end with codes of 0. A block has a row.
+// A row as codes of 8 bits, and the scale that they share (prepared.cuh). A block has a row.
 template <typename X>
 DEVICE void quantize(const X* x, u32* codes, f32* scales, const InputShape& shape, u32 words) {
     const WholeRow<X> row(x + (u64)blockIdx.x * shape.k, shape);
     u32* to = codes + (u64)blockIdx.x * words;
-    auto place = [](u32 word) { return word / 8 * 8 + word % 2 * 4 + word % 8 / 2; };
     const f32 scale = row.scale();
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
     row.each([&](u32 word, const f32 (&four)[4]) {
-        f32 levels[4];
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) levels[i] = scale == 0.0f ? 0.0f : four[i] / scale;
-        to[place(word)] = codes_of(levels, shape.to);
+        to[code_place(word)] = codes_of(four, scale, shape.to);
     });
-    for (u32 word = row.words + threadIdx.x; word < words; word += blockDim.x) to[place(word)] = 0;
+    for (u32 word = row.words + threadIdx.x; word < words; word += blockDim.x) to[code_place(word)] = 0;
 }
 
 #define QUANTIZE_OF(X) \
@@ -200,10 +162,8 @@ extern "C" __global__ void __launch_bounds__(256) reorder_input(
     wait_for_inputs();
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= pieces) return;
-    const u32 row = i / 8 / chunks, chunk = i / 8 % chunks, h = i % 8 / 4, t = i % 4;
-    const u32 piece = chunk * 8 + i % 8;
+    const u32 row = i / 8 / chunks, piece = i / 8 % chunks * 8 + i % 8;
     const uint4 eight = piece < k / 8 ? x[(u64)row * (k / 8) + piece] : make_uint4(0, 0, 0, 0);
-    // Pairs: words 4 i + 2 p + .. of a chunk's h-th half go to 8 (2 h + i) + 4 p + t.
-    u32* to = out + ((u64)row * chunks + chunk) * 32 + 16 * h + t;
+    u32* to = out + (u64)row * chunks * 32 + pair_place(4 * piece);
     to[0] = eight.x, to[4] = eight.y, to[8] = eight.z, to[12] = eight.w;
 }

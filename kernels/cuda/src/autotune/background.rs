@@ -232,8 +232,8 @@ impl CudaBackend {
         let w = &self.matrices[w.0 as usize];
         let x = self.matmul.input(View { rows, ..x }, w)?;
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
-        let product = Product { x, w, bias, epilogue: Epilogue::Store, out: View { rows, ..out } };
-        let gate = gate.map(|(activation, out)| Gate { activation, out: View { rows, ..out } });
+        let product = Product { x, w, bias, epilogue: Epilogue::Store, out: View { rows, ..out }, prepared: None };
+        let gate = gate.map(|(activation, out)| Gate { activation, out: View { rows, ..out }, prepared: None });
         Some(run(&mut self.matmul, &mut self.device, product, gate))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::op::{AddNorm, Attention, Fits, Gated, Gemm, Norm, NormBy, Op, Rope, Stored};
 use super::pass::Lookahead;
+use super::prepared_rows::Maker;
 use super::split_norm::{After, SplitNorm};
 use crate::CudaBackend;
 use crate::attention::Alone;
@@ -9,9 +10,11 @@ use crate::attention::rope_and_cache::{self, Target};
 use crate::autotune::background::CallSite;
 use crate::comm::ranks::Ranks;
 use crate::gemm::matmul::Matmul;
+use crate::gemm::prepared::{InputForm, PreparedRows, gate_writes};
 use crate::gemm::product::{Gate, Product};
+use crate::gemm::table::Facts;
 use crate::layers::lora::Lora;
-use crate::layers::{elementwise, norm};
+use crate::layers::{elementwise, norm, norm_prepared};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::{Vector, Weights};
@@ -19,9 +22,9 @@ use kernels::ops::{Act, DType, Epilogue, Mask};
 
 /// A GEMM with its operands looked up.
 fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) -> Product<'a> {
-    let Gemm { x, epilogue, out, .. } = *gemm;
+    let Gemm { x, epilogue, out, prepared, .. } = *gemm;
     let bias = gemm.bias.map(|bias| &mut vectors[bias.0 as usize]);
-    Product { x, w: &matrices[gemm.w.0 as usize], bias, epilogue, out }
+    Product { x, w: &matrices[gemm.w.0 as usize], bias, epilogue, out, prepared }
 }
 
 /// What kernels for a GEMM could do beside it.
@@ -33,6 +36,8 @@ pub(crate) fn fits(matmul: &Matmul, device: &Device, product: &Product<'_>, rank
         split_norm: matmul.may_precede_norm(device, product),
         end_norm: matmul.may_follow_norm(device, product),
         all_reduce: stored && ranks.is_some_and(Ranks::have_met),
+        prepare: gate_writes(Facts::of(device), product),
+        reads: InputForm::of(Facts::of(device), product),
     }
 }
 
@@ -108,6 +113,7 @@ impl CudaBackend {
             Op::AllReduce(x, wire) => self.launch_all_reduce(x, wire),
             Op::AllReducedGemm(gemm, wire, norm) => self.launch_all_reduced(&gemm, wire, norm),
             Op::NormAddNorm(first, sum) => norm::norm_add_norm(&mut self.device, first.params, sum),
+            Op::Prepared(maker, reader) => self.launch_prepared(maker, &reader),
         }
     }
 
@@ -164,19 +170,48 @@ impl CudaBackend {
 
     /// A GEMM and a gate: together where that is possible, and the fastest.
     fn launch_gated(&mut self, gemm: &Gemm, gated: Gated) {
-        let gate = Gate { activation: gated.activation, out: gated.out };
+        if !self.run_gated(gemm, gated, None) {
+            // What its input was prepared in may be overwritten.
+            self.launch_gemm(&Gemm { prepared: None, ..*gemm });
+            self.launch(Op::Gated(gated));
+        }
+    }
+
+    /// Both in one kernel, which may write what it gates in a second way; false where none does all that.
+    fn run_gated(&mut self, gemm: &Gemm, gated: Gated, prepared: Option<PreparedRows>) -> bool {
+        let gate = Gate { activation: gated.activation, out: gated.out, prepared };
         self.note_gemm(gemm, Some(gate));
         let mut product = product(gemm, &self.matrices, &mut self.vectors);
-        let done = match gemm.before {
+        match gemm.before {
             Some(before) => {
                 let before = self.squares.before(&before);
                 self.matmul.run_gated_after(&mut self.device, &mut product, before, gate)
             }
             None => self.matmul.run_gated(&mut self.device, &mut product, gate),
-        };
-        if !done {
-            self.launch_gemm(gemm);
-            self.launch(Op::Gated(gated));
+        }
+    }
+
+    /// Rows, also as the product reads them that comes next: in a pass of its own where no kernel writes both.
+    fn launch_prepared(&mut self, maker: Maker, reader: &Gemm) {
+        let Some(prepared) = reader.prepared else { return self.launch(maker.plain()) };
+        let of_reader = product(reader, &self.matrices, &mut self.vectors);
+        let rows = self.matmul.prepared_rows(&mut self.device, &of_reader, prepared);
+        if rows.is_some_and(|rows| self.run_maker(maker, rows)) {
+            return;
+        }
+        self.launch(maker.plain());
+        let of_reader = product(reader, &self.matrices, &mut self.vectors);
+        self.matmul.write_prepared(&mut self.device, &of_reader, prepared);
+    }
+
+    /// Both in one kernel; false where none writes both.
+    fn run_maker(&mut self, maker: Maker, rows: PreparedRows) -> bool {
+        let device = &mut self.device;
+        match maker {
+            Maker::Norm(norm) => norm_prepared::norm(device, norm, rows),
+            Maker::AddNorm(sum) => norm_prepared::add_norm(device, None, sum, rows),
+            Maker::NormAddNorm(first, sum) => norm_prepared::add_norm(device, Some(first.params), sum, rows),
+            Maker::GatedGemm(gemm, gated) => self.run_gated(&gemm, gated, Some(rows)),
         }
     }
 

@@ -37,6 +37,7 @@ pub(crate) mod launch;
 pub(crate) mod norm_add_norm;
 pub(crate) mod op;
 pub(crate) mod pass;
+pub(crate) mod prepared_rows;
 pub(crate) mod split_norm;
 
 #[cfg(test)]

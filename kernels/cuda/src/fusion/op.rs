@@ -6,7 +6,9 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::attention::kv::Kv;
 use crate::attention::layer::Params;
 use crate::fusion::head_norms::QkNorms;
+use crate::fusion::prepared_rows::Maker;
 use crate::fusion::split_norm::SplitNorm;
+use crate::gemm::prepared::{InputForm, Prepared};
 use crate::layers::lora::Lora;
 use crate::layers::norm;
 use crate::runtime::activations::View;
@@ -47,6 +49,8 @@ pub(crate) enum Op {
     AllReducedGemm(Gemm, DType, AddNorm),
     /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
     NormAddNorm(Norm, AddNorm),
+    /// Rows that are also written as the product reads them that follows.
+    Prepared(Maker, Gemm),
 }
 
 /// `out = norm(x)`.
@@ -101,6 +105,8 @@ pub(crate) struct Gemm {
     pub(crate) fits: Fits,
     /// The step has rows with adapters, whose deltas may follow.
     pub(crate) adapted: bool,
+    /// Its input is there as it reads it.
+    pub(crate) prepared: Option<Prepared>,
 }
 
 /// What the kernels for a GEMM of this shape could do in the same launch. None of it where it is added to its output.
@@ -116,6 +122,10 @@ pub(crate) struct Fits {
     pub(crate) end_norm: bool,
     /// Whether it may be a part that ranks add up: it is stored in f32, and there are other ranks.
     pub(crate) all_reduce: bool,
+    /// Write its gated outputs in any form that is piecewise, too.
+    pub(crate) prepare: bool,
+    /// How it reads its input, where not as it is.
+    pub(crate) reads: Option<InputForm>,
 }
 
 /// `out = activation(gate) * up`, rows `[gate | up]` of `gate_up`.

@@ -2,7 +2,7 @@
 
 use super::op::{Op, Selected};
 use super::split_norm::{self, SplitNorm};
-use super::{adapted_gemm, add_norm, all_reduced_gemm, gated_gemm, head_norms, norm_add_norm};
+use super::{adapted_gemm, add_norm, all_reduced_gemm, gated_gemm, head_norms, norm_add_norm, prepared_rows};
 use cudarc::driver::sys::CUdeviceptr;
 
 /// What a rule says of the head of the list.
@@ -26,14 +26,15 @@ pub(super) fn rewrite(list: &mut Vec<Op>, count: usize, to: Op) -> Verdict {
 /// Looks at the head of the list, and at the norm that is split.
 type Rule = fn(&mut Vec<Op>, Option<&SplitNorm>) -> Verdict;
 
-/// All rules. At most one of them rewrites a list.
-const RULES: [Rule; 6] = [
+/// All rules. The last one may go on with what another one has made.
+const RULES: [Rule; 7] = [
     adapted_gemm::rule,
     add_norm::rule,
     all_reduced_gemm::rule,
     gated_gemm::rule,
     head_norms::rule,
     norm_add_norm::rule,
+    prepared_rows::rule,
 ];
 
 /// Whether more operations may follow those in the list.
@@ -68,7 +69,7 @@ impl Pass {
     pub(crate) fn next(&mut self, lookahead: Lookahead) -> Option<Op> {
         split_norm::rewrite(&mut self.list, &mut self.split);
         let verdict = RULES.iter().map(|rule| rule(&mut self.list, self.split.as_ref()));
-        let verdict = verdict.fold(Verdict::No, |all, one| if all == Verdict::No { one } else { all });
+        let verdict = verdict.fold(Verdict::No, |all, one| if one == Verdict::No { all } else { one });
         if self.list.is_empty() || (verdict == Verdict::Wait && lookahead == Lookahead::Open) {
             return None;
         }

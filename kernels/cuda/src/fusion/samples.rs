@@ -43,14 +43,23 @@ const SHAPE: KvShape = KvShape {
 const CACHE: Cache = Cache { keys: 100, values: 101, shape: SHAPE, scales: SCALES, first_block: 102 };
 
 /// What kernels for few rows can do: end a norm and gate 16-bit outputs, or begin a norm of f32 sums.
-const GATES: Fits = Fits { gate: true, add: false, split_norm: false, end_norm: true, all_reduce: false };
+const GATES: Fits = Fits {
+    gate: true,
+    add: false,
+    split_norm: false,
+    end_norm: true,
+    all_reduce: false,
+    prepare: false,
+    reads: None,
+};
 const SPLITS: Fits = Fits { gate: false, split_norm: true, ..GATES };
 
 pub(crate) const fn gemm(x: View, weights: CUdeviceptr, out: View) -> Op {
     let weights = Stored { ptr: weights, dtype: T, rows: out.width, cols: x.width };
     let fits = if matches!(out.dtype, DType::F32) { SPLITS } else { GATES };
     let (w, epilogue) = (Matrix(0), Epilogue::Store);
-    Op::Gemm(Gemm { x, before: None, w, weights, bias: None, bias_at: 0, epilogue, out, fits, adapted: false })
+    let (bias, bias_at, adapted, prepared) = (None, 0, false, None);
+    Op::Gemm(Gemm { x, before: None, w, weights, bias, bias_at, epilogue, out, fits, adapted, prepared })
 }
 
 pub(crate) const QKV_GEMM: Op = gemm(NORMED, 60, QKV);

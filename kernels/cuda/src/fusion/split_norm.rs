@@ -7,6 +7,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::op::{Access, AddNorm, Norm, NormBy, Op};
+use super::prepared_rows::Maker;
 use crate::gemm::product::Product;
 use crate::jit::layouts::twin;
 use crate::layers::norm;
@@ -107,7 +108,7 @@ pub(super) fn rewrite(list: &mut Vec<Op>, split: &mut Option<SplitNorm>) {
 pub(super) fn follow(op: &Op, split: &mut Option<SplitNorm>) {
     match op {
         Op::AddNormGemm(_, norm, NormBy::Gemms) => *split = Some(SplitNorm::of(norm)),
-        Op::AddNormGemm(..) | Op::AddNorm(_) => *split = None,
+        Op::AddNormGemm(..) | Op::AddNorm(_) | Op::Prepared(Maker::AddNorm(_), _) => *split = None,
         _ => {}
     }
 }

@@ -5,7 +5,7 @@
 //! of integers are exact.
 
 use cudarc::driver::sys::CUdeviceptr;
-use kernels::ops::{Activation, DType, Epilogue, WeightFormat};
+use kernels::ops::{Activation, DType, Epilogue, InputRounding, WeightFormat};
 
 use crate::gemm::matmul_packed::{InputShape, rows_shape};
 use crate::gemm::matmul_packed_wgmma::MOST_ROWS;
@@ -53,9 +53,14 @@ pub(crate) fn gains(facts: Facts, format: WeightFormat, cols: usize) -> bool {
 }
 
 /// Whether a product's input, which is no product of codes, is left as it is: there are too few rows to gain by it.
-pub(crate) fn leaves_input(facts: Facts, product: &Product<'_>) -> bool {
+fn leaves_input(facts: Facts, product: &Product<'_>) -> bool {
     let both = || product.w.packed.as_ref().and_then(Packed::both_codes);
     facts.arch == HOPPER && product.x.rows < LEAST_ROWS && narrow(product).is_some() && both().is_some()
+}
+
+/// How a product's input is rounded that is no product of codes.
+pub(crate) fn rounding(facts: Facts, product: &Product<'_>, packed: &Packed) -> InputRounding {
+    if leaves_input(facts, product) { InputRounding::None } else { packed.input }
 }
 
 /// Whether a product is one of codes.
@@ -98,12 +103,18 @@ pub(crate) fn quantize(
     to: CUdeviceptr,
     room: CUdeviceptr,
 ) -> Option<CodedInput> {
-    let (x, packed, dtype) = (product.x, product.w.packed.as_ref()?, narrow(product)?);
-    let (code, rows) = (packed.both_codes()?, CodedRows::at(to, x.rows, x.width));
+    let coded = quantized(product, to, room)?;
+    let (x, rows, packed) = (product.x, coded.rows, product.w.packed.as_ref()?);
     let name = Name::in_file("prepare_input", "quantize_input", &[x.dtype]);
     let input = InputShape::of(packed, packed.input, x);
     device.launch_early(name, rows_shape(x), args![x.ptr, rows.codes, rows.scales, input, (rows.pitch / 4) as u32]);
-    Some(CodedInput { rows, code, dtype, room })
+    Some(coded)
+}
+
+/// The same for an input that was rounded to such memory.
+pub(crate) fn quantized(product: &Product<'_>, at: CUdeviceptr, room: CUdeviceptr) -> Option<CodedInput> {
+    let (x, packed, dtype) = (product.x, product.w.packed.as_ref()?, narrow(product)?);
+    Some(CodedInput { rows: CodedRows::at(at, x.rows, x.width), code: packed.both_codes()?, dtype, room })
 }
 
 /// Queues a product that [`fits_many`].

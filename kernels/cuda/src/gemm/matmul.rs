@@ -10,6 +10,7 @@ use crate::autotune::tactics::{Tactic, TacticCache};
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::codes::{self, CodedInput};
 use crate::gemm::cublaslt::Blas;
+use crate::gemm::prepared::{self, Buffer, InputForm, Prepared, PreparedRows};
 use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch, Tuned};
 use crate::gemm::{matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
@@ -18,7 +19,7 @@ use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use kernels::ops::{DType, Epilogue, InputRounding};
+use kernels::ops::{DType, Epilogue};
 
 /// Tile of the SIMT kernel, and its threads.
 const TILE: usize = 64;
@@ -34,11 +35,13 @@ pub(crate) struct Matmul {
     unpacked: Option<Arc<Memory>>,
     /// Inputs in the order in which they are multiplied with packed weights; as large as the largest.
     reordered: Option<Memory>,
+    /// What products gate, as the next ones read it; as large as the largest.
+    gated: Option<Memory>,
 }
 
 impl Matmul {
     pub(crate) fn new(blas: Blas, tactics: TacticCache) -> Self {
-        Self { blas, tactics, rounded: None, unpacked: None, reordered: None }
+        Self { blas, tactics, rounded: None, unpacked: None, reordered: None, gated: None }
     }
 
     /// Queues a product.
@@ -58,11 +61,10 @@ impl Matmul {
     /// Makes room for what products with a packed matrix need beside it.
     pub(crate) fn reserve(&mut self, device: &mut Device, w: &Weights) {
         self.reserve_unpacked(device, w);
-        let bytes = matmul_packed_wgmma::reordered_bytes(Facts::of(device), w);
-        if self.reordered.as_ref().map_or(0, |memory| memory.bytes) < bytes {
-            self.reordered = None;
-            self.reordered = device.allocate(bytes, "inputs of products with quantized weights");
-        }
+        let facts = Facts::of(device);
+        let what = "inputs of products with quantized weights";
+        reserve(&mut self.reordered, device, matmul_packed_wgmma::reordered_bytes(facts, w), what);
+        reserve(&mut self.gated, device, prepared::gated_bytes(facts, w), what);
     }
 
     /// Makes room for a packed matrix as 16-bit numbers.
@@ -80,8 +82,7 @@ impl Matmul {
         let (x, w) = (product.x, product.w);
         let Some(packed) = &w.packed else { return };
         let dtype = if x.dtype.size() == 2 { x.dtype } else { w.compute };
-        let leaves = codes::leaves_input(Facts::of(device), product);
-        let rounding = if leaves { InputRounding::None } else { packed.input };
+        let rounding = codes::rounding(Facts::of(device), product, packed);
         if !matmul_packed::needs_input(packed, rounding, x, dtype) {
             return;
         }
@@ -108,9 +109,14 @@ impl Matmul {
     fn launch(&mut self, device: &mut Device, product: &mut Product<'_>, fused: &Fused) -> bool {
         let (facts, mut tactic, mut is_prepared) = (Facts::of(device), None, fused.has_norms());
         for kernel in KERNELS {
-            if !is_prepared && !matches!(kernel.launch, Launch::Coded(_)) {
+            let reads_form = match kernel.launch {
+                Launch::Coded(_) => true,
+                Launch::Reordered(_) => product.is_reordered(),
+                Launch::Kernel(_) | Launch::Library => false,
+            };
+            if !is_prepared && !reads_form {
                 self.prepare(device, product);
-                is_prepared = true;
+                (product.prepared, is_prepared) = (None, true);
             }
             if !(kernel.fits)(facts, product, fused) {
                 continue;
@@ -137,24 +143,63 @@ impl Matmul {
         false
     }
 
-    /// Queues the rounding of a product's input to codes.
-    fn coded(&mut self, device: &mut Device, product: &Product<'_>) -> Option<CodedInput> {
+    /// A product's input as codes: queues the rounding, unless it was rounded where it was made.
+    fn coded(&mut self, device: &mut Device, product: &mut Product<'_>) -> Option<CodedInput> {
         self.reserve_unpacked(device, product.w);
         let room = self.unpacked.as_ref()?.ptr;
+        if let Some(prepared) = product.prepared.take_if(|prepared| prepared.form.is_codes()) {
+            return codes::quantized(product, self.address(device, product, prepared)?, room);
+        }
         let to = self.reserve_rounded(device, codes::input_bytes(product.x));
         codes::quantize(device, product, to, room)
     }
 
+    /// Where a kernel that makes a product's input is to write it as the product reads it, too; none without memory.
+    pub(crate) fn prepared_rows(
+        &mut self,
+        device: &mut Device,
+        product: &Product<'_>,
+        prepared: Prepared,
+    ) -> Option<PreparedRows> {
+        let packed = product.w.packed.as_ref()?;
+        let to = self.address(device, product, prepared)?;
+        Some(PreparedRows::new(prepared.form, to, packed, product.x))
+    }
+
+    /// Queues a pass that does what the kernel did not that made the input.
+    pub(crate) fn write_prepared(&mut self, device: &mut Device, product: &Product<'_>, prepared: Prepared) {
+        if let Some(to) = self.address(device, product, prepared) {
+            prepared.form.write(device, product, to);
+        }
+    }
+
+    /// Where a product's prepared input lies; none without memory.
+    fn address(&mut self, device: &mut Device, product: &Product<'_>, prepared: Prepared) -> Option<CUdeviceptr> {
+        let bytes = prepared.form.bytes(product.x);
+        let address = match (prepared.buffer, prepared.form) {
+            (Buffer::Usual, InputForm::Codes(_)) => self.reserve_rounded(device, bytes),
+            (Buffer::Usual, InputForm::Reordered) => self.reordered.as_ref()?.ptr,
+            (Buffer::Gated, _) => reserve(&mut self.gated, device, bytes, "an input of a quantized product"),
+        };
+        (address != 0).then_some(address)
+    }
+
     /// Launches a kernel that reads its input in the order of packed weights.
     fn reordered(
-        &self,
+        &mut self,
         device: &mut Device,
         product: &mut Product<'_>,
         launch: impl FnOnce(&mut Device, &Product<'_>) -> bool,
     ) -> bool {
-        let Some(memory) = &self.reordered else { return false };
         let x = product.x;
-        product.x = matmul_packed_wgmma::reorder(device, x, memory.ptr);
+        let is_there = product.is_reordered();
+        let usual = Prepared { form: InputForm::Reordered, buffer: Buffer::Usual };
+        let prepared = product.prepared.take().filter(|_| is_there).unwrap_or(usual);
+        let Some(at) = self.address(device, product, prepared) else { return false };
+        product.x = matmul_packed_wgmma::reordered(x, at);
+        if !is_there {
+            matmul_packed_wgmma::reorder(device, x, at);
+        }
         let launched = launch(device, product);
         product.x = x;
         launched
@@ -327,12 +372,17 @@ impl Matmul {
 
     /// Room for an input in another element type.
     fn reserve_rounded(&mut self, device: &mut Device, bytes: usize) -> CUdeviceptr {
-        if self.rounded.as_ref().is_none_or(|memory| memory.bytes < bytes) {
-            self.rounded = None;
-            self.rounded = device.allocate(bytes.next_power_of_two(), "a product's rounded input");
-        }
-        self.rounded.as_ref().map_or(0, |memory| memory.ptr)
+        reserve(&mut self.rounded, device, bytes.next_power_of_two(), "a product's rounded input")
     }
+}
+
+/// Memory that grows to the largest that is asked for; 0 where there is none.
+fn reserve(memory: &mut Option<Memory>, device: &mut Device, bytes: usize, what: &str) -> CUdeviceptr {
+    if memory.as_ref().map_or(0, |memory| memory.bytes) < bytes {
+        *memory = None;
+        *memory = device.allocate(bytes, what);
+    }
+    memory.as_ref().map_or(0, |memory| memory.ptr)
 }
 
 /// The tactic of a product whose kind was not measured: a kernel of ours only once it is compiled.
@@ -352,7 +402,7 @@ pub(crate) fn run_own(device: &mut Device, tactic: Tactic, product: &Product<'_>
 
 /// Queues any product by the SIMT kernel.
 pub(crate) fn simt(device: &mut Device, product: &Product<'_>) {
-    let Product { x, w, bias, epilogue, out } = product;
+    let Product { x, w, bias, epilogue, out, .. } = product;
     let shape = Shape { grid: [w.rows.div_ceil(TILE), x.rows.div_ceil(TILE)], block: THREADS, shared: 0 };
     let bias = bias.as_ref().map_or(0, |bias| bias.ptr());
     let [rows, n, k] = [x.rows, w.rows, w.cols].map(|number| number as u32);

@@ -111,7 +111,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, gate: Option<Gate>
 
 /// Queues a product of any type and shape.
 pub(crate) fn plain(device: &mut Device, product: &Product<'_>) -> bool {
-    let Product { x, w, bias, epilogue, out } = product;
+    let Product { x, w, bias, epilogue, out, .. } = product;
     let Some(packed) = &w.packed else { return false };
     let grid = [w.rows.div_ceil(PLAIN_TILE), x.rows.div_ceil(PLAIN_TILE)];
     let shape = Shape { grid, block: PLAIN_THREADS, shared: 0 };
@@ -155,6 +155,9 @@ pub(crate) fn needs_input(packed: &Packed, rounding: InputRounding, x: View, dty
 }
 
 impl InputShape {
+    /// Of nothing.
+    pub(crate) const NONE: Self = Self { columns: 0, k: 0, to: 0, group: 0, scale: 0.0, outliers: 0.0 };
+
     /// Of a product of `x`, rounded like this, with a packed matrix.
     pub(crate) fn of(packed: &Packed, rounding: InputRounding, x: View) -> Self {
         const ALL: u32 = u32::MAX;

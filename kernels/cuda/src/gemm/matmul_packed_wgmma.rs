@@ -5,6 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::{DType, Epilogue};
 
 use crate::gemm::codes::CodedInput;
+use crate::gemm::prepared::PreparedRows;
 use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, Special};
@@ -165,7 +166,7 @@ pub(crate) fn reordered_bytes(facts: Facts, w: &Weights) -> usize {
 }
 
 /// Queues the writing of rows of `x` to `to`, in the order in which the kernel reads them.
-pub(crate) fn reorder(device: &mut Device, x: View, to: CUdeviceptr) -> View {
+pub(crate) fn reorder(device: &mut Device, x: View, to: CUdeviceptr) {
     const THREADS: usize = 256;
     let chunks = x.width.div_ceil(CHUNK);
     let pieces = x.rows * chunks * (CHUNK / PIECE);
@@ -173,7 +174,11 @@ pub(crate) fn reorder(device: &mut Device, x: View, to: CUdeviceptr) -> View {
     let name = Name::in_file("prepare_input", "reorder_input", &[]);
     let (k, row_chunks, pieces) = (x.width as u32, chunks as u32, pieces as u32);
     device.launch_early(name, shape, args![x.ptr, to, k, row_chunks, pieces]);
-    View { ptr: to, width: chunks * CHUNK, most_rows: x.rows, ..x }
+}
+
+/// Rows that were written there in that order.
+pub(crate) fn reordered(x: View, at: CUdeviceptr) -> View {
+    View { ptr: at, width: x.width.next_multiple_of(CHUNK), most_rows: x.rows, ..x }
 }
 
 /// Queues a product that [`fits`], whose input was [reordered](reorder), and the gate of its outputs; false where the
@@ -201,7 +206,9 @@ fn launch(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, rows: 
     let shape = product.shape(to);
     let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.function());
     let special = config.special(packed.kind, inputs, gate.is_some());
-    device.launch_special(special, launch, args![to.ptr, x_map, packed.argument(), bias, shape, function, scales])
+    let prepared = gate.and_then(|gate| gate.prepared).unwrap_or(PreparedRows::NONE);
+    let weights = packed.argument();
+    device.launch_special(special, launch, args![to.ptr, x_map, weights, bias, shape, function, scales, prepared])
 }
 
 /// Kernels for products of some rows with a matrix: those of decode steps.

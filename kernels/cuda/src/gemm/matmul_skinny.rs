@@ -164,7 +164,7 @@ pub(crate) fn run_gated(
     device: &mut Device,
     product: &Product<'_>,
     before: Before,
-    Gate { activation, out }: Gate,
+    Gate { activation, out, .. }: Gate,
 ) -> bool {
     let Product { x, w, bias, .. } = product;
     let config = Config::choose(x.rows, w.rows, w.cols);

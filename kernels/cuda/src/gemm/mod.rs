@@ -8,5 +8,6 @@ pub(crate) mod matmul_packed_wgmma;
 pub(crate) mod matmul_skinny;
 pub(crate) mod matmul_split_k;
 pub(crate) mod matmul_wgmma;
+pub(crate) mod prepared;
 pub(crate) mod product;
 pub(crate) mod table;

@@ -2,6 +2,7 @@
 
 use crate::autotune::tactics::{GemmProblem, bucket};
 use crate::gemm::cublaslt::{Key, Operands};
+use crate::gemm::prepared::{Prepared, PreparedRows};
 use crate::jit::layouts::twin;
 use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
@@ -20,6 +21,8 @@ pub(crate) struct Product<'a> {
     pub(crate) bias: Option<&'a mut Vector>,
     pub(crate) epilogue: Epilogue,
     pub(crate) out: View,
+    /// Whether its input was prepared by who made it.
+    pub(crate) prepared: Option<Prepared>,
 }
 
 /// What every own kernel for products is told first, in this order.
@@ -47,6 +50,8 @@ impl GemmShape {
 pub(crate) struct Gate {
     pub(crate) activation: Activation,
     pub(crate) out: View,
+    /// Where else, as the next product reads it.
+    pub(crate) prepared: Option<PreparedRows>,
 }
 
 impl Gate {
@@ -67,6 +72,11 @@ impl Product<'_> {
         }
     }
 
+    /// Whether its input was reordered where it was made.
+    pub(crate) fn is_reordered(&self) -> bool {
+        self.prepared.is_some_and(|prepared| !prepared.form.is_codes())
+    }
+
     /// Whether it multiplies numbers of 16 bits.
     pub(crate) fn is_short(&self) -> bool {
         let Self { x, w, .. } = self;
@@ -79,7 +89,7 @@ impl Product<'_> {
     }
 
     pub(crate) fn key(&self) -> Key {
-        let Self { x, w, bias, epilogue, out } = self;
+        let Self { x, w, bias, epilogue, out, .. } = self;
         let (rows, n, k, bias) = (x.rows, w.rows, w.cols, bias.is_some());
         Key { rows, n, k, input: w.dtype, output: out.dtype, bias, epilogue: *epilogue }
     }

@@ -52,6 +52,11 @@ impl Fused {
         self.before.is_some() || self.after.is_some()
     }
 
+    /// Whether what is gated is to be written as the next product reads it, too.
+    fn prepares(&self) -> bool {
+        self.gate.is_some_and(|gate| gate.prepared.is_some())
+    }
+
     fn is_nothing(&self) -> bool {
         self.gate.is_none() && !self.has_norms()
     }
@@ -122,7 +127,9 @@ const PACKED_CODES: GemmKernel = GemmKernel {
 /// Many rows of the same.
 const WGMMA_CODES: GemmKernel = GemmKernel {
     name: "wgmma-codes",
-    fits: |facts, product, fused| !fused.has_norms() && codes::fits_many(facts, product, fused.gate),
+    fits: |facts, product, fused| {
+        !fused.has_norms() && !fused.prepares() && codes::fits_many(facts, product, fused.gate)
+    },
     selection: Selection::Always,
     launch: Launch::Coded(|device, product, fused, x| codes::run_many(device, product, fused.gate, x)),
 };
@@ -145,7 +152,7 @@ const PACKED_WGMMA: GemmKernel = GemmKernel {
 const PACKED: GemmKernel = GemmKernel {
     name: "packed",
     fits: |facts, product, fused| match fused {
-        _ if fused.has_norms() => false,
+        _ if fused.has_norms() || fused.prepares() => false,
         Fused { gate: Some(gate), .. } => matmul_packed::may_gate(facts, product) && gate.out.dtype == product.x.dtype,
         _ => matmul_packed::fits(facts, product),
     },

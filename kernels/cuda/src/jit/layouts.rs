@@ -73,6 +73,7 @@ const LAYOUTS: &[Layout] = &[
     <fusion::split_norm::After as Twin>::LAYOUT,
     <fusion::split_norm::Before as Twin>::LAYOUT,
     <weights::packed::PackedWeights as Twin>::LAYOUT,
+    <gemm::prepared::PreparedRows as Twin>::LAYOUT,
     <comm::peers::Ranks as Twin>::LAYOUT,
     <whole_step::Rest as Twin>::LAYOUT,
     <moe::routing::Router as Twin>::LAYOUT,

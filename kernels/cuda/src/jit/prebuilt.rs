@@ -14,6 +14,7 @@ use crate::jit::compiler::{Compiler, Filled};
 use crate::jit::sources::{KERNELS, Source};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::lora_mma;
+use crate::layers::norm_prepared;
 use crate::moe::experts;
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
@@ -72,6 +73,7 @@ fn usual(arch: Arch) -> Vec<Special> {
         dims.flat_map(move |dim| attention_prefill::hopper_specials(types, *dim))
     });
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
+    let hopper = hopper.chain(norm_prepared::usual(dtype));
     let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))
         .chain(lora_mma::specials(dtype))

@@ -11,6 +11,7 @@ use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::gemm::table::Facts;
 use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::specialization::{LOWEST, Special};
+use crate::layers::norm_prepared;
 use crate::moe::experts::Keep;
 use crate::moe::experts_packed::PackedExperts;
 use crate::options::{AttentionBackend, WholeSteps};
@@ -74,7 +75,9 @@ fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
     if w.packed.is_some() && w.compute.size() == 2 {
         let few = matmul_packed::specials(w, w.compute).into_iter();
         let some = matmul_packed_wgmma::specials(Facts::of(device), w, w.compute);
-        return few.chain(some).chain(codes::specials(Facts::of(device), w, w.compute)).collect();
+        let norms = matmul_packed_wgmma::takes(Facts::of(device), w);
+        let norms = norms.then(|| norm_prepared::specials(w.compute, w.cols)).into_iter().flatten();
+        return few.chain(some).chain(codes::specials(Facts::of(device), w, w.compute)).chain(norms).collect();
     }
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();

@@ -117,6 +117,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "matmul_skinny_gated" in "gemm"
     "matmul_split_k" in "gemm"
     "matmul_wgmma" in "gemm"
+    "norm_prepared" in "layers"
     "whole_step" in "whole_step"
 };
 
@@ -142,6 +143,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
     ("hopper_values.cuh", include_str!("../../csrc/attention/hopper_values.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
+    ("norm.cuh", include_str!("../../csrc/include/norm.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
     ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),
     ("packed_product.cuh", include_str!("../../csrc/gemm/packed_product.cuh")),
@@ -152,6 +154,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),
     ("prefill_feed_narrow.cuh", include_str!("../../csrc/attention/prefill_feed_narrow.cuh")),
     ("prefill_scores.cuh", include_str!("../../csrc/attention/prefill_scores.cuh")),
+    ("prepared.cuh", include_str!("../../csrc/gemm/prepared.cuh")),
     ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),
     ("recurrent.cuh", include_str!("../../csrc/recurrent/recurrent.cuh")),
     ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),

@@ -7,4 +7,5 @@ pub(crate) mod groups;
 pub(crate) mod lora;
 pub(crate) mod lora_mma;
 pub(crate) mod norm;
+pub(crate) mod norm_prepared;
 pub(crate) mod saved;

@@ -19,13 +19,18 @@ pub(crate) struct Params {
 
 twin!(Params = "Norm" { weight, bias, eps, subtract_mean });
 
+impl Params {
+    /// Of no norm.
+    pub(crate) const NONE: Self = Self { weight: 0, bias: 0, eps: 0.0, subtract_mean: 0 };
+}
+
 /// Elements of a row that a thread keeps: `EACH * USUAL` of the kernel. Twice as many in functions for wide rows.
-const KEPT: usize = 8;
+pub(crate) const KEPT: usize = 8;
 /// Threads of a block at most.
-const MOST_THREADS: usize = 1024;
+pub(crate) const MOST_THREADS: usize = 1024;
 
 /// A block for each row, its threads a multiple of 32 that depends on the width alone.
-fn shape(rows: usize, width: usize) -> Shape {
+pub(crate) fn shape(rows: usize, width: usize) -> Shape {
     Shape { grid: [rows, 1], block: width.div_ceil(KEPT).next_multiple_of(32).min(MOST_THREADS), shared: 0 }
 }
 

@@ -68,8 +68,6 @@ pub(super) struct Phase {
     pub(super) normed: u32,
 }
 
-const NO_NORM: norm::Params = norm::Params { weight: 0, bias: 0, eps: 0.0, subtract_mean: 0 };
-
 impl Phase {
     /// From one row to another, with nothing said of how.
     pub(super) fn new(kind: Kind, from: CUdeviceptr, width: usize, to: CUdeviceptr) -> Self {
@@ -81,8 +79,8 @@ impl Phase {
             from,
             to,
             bias: 0,
-            norm: NO_NORM,
-            key_norm: NO_NORM,
+            norm: norm::Params::NONE,
+            key_norm: norm::Params::NONE,
             keys: 0,
             values: 0,
             inv_freq: 0,

@@ -45,11 +45,15 @@ impl Case {
         let Self { n, k, weights: dtype, .. } = *self;
         let w = Weights { memory: None, dtype, rows: n, cols: k, compute: dtype, packed: None };
         let (x, out) = (self.view(k, dtype), self.view(n, self.output));
-        run(&Product { x, w: &w, bias: None, epilogue: self.epilogue, out })
+        run(&Product { x, w: &w, bias: None, epilogue: self.epilogue, out, prepared: None })
     }
 
     fn gated(&self) -> Fused {
-        Fused::gate(Some(Gate { activation: Activation::Silu, out: self.view(self.n / 2, self.output) }))
+        Fused::gate(Some(Gate {
+            activation: Activation::Silu,
+            out: self.view(self.n / 2, self.output),
+            prepared: None,
+        }))
     }
 
     /// The kernel that is launched first where the autotuner, if asked, gives a tactic.

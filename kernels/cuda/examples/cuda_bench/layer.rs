@@ -27,10 +27,20 @@ pub(super) struct Layer {
 impl Layer {
     /// For steps of `rows` rows, and sequences of `tokens` tokens in all.
     pub(super) fn new(bench: &mut Bench, model: &Model, rows: usize, tokens: usize) -> Self {
+        Self::of(bench, model, [rows, tokens], |bench, [n, k]| bench.matrix(n, k))
+    }
+
+    /// The same with weights that are stored in some way.
+    pub(super) fn of(
+        bench: &mut Bench,
+        model: &Model,
+        [rows, tokens]: [usize; 2],
+        matrix: impl Fn(&mut Bench, [usize; 2]) -> Matrix,
+    ) -> Self {
         let Model { hidden, heads, inner, .. } = *model;
         let (qkv_width, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);
-        let shapes = [(qkv_width, hidden), (hidden, mixed), (2 * inner, hidden), (hidden, inner)];
-        let weight_elements: usize = shapes.iter().map(|(n, k)| n * k).sum();
+        let shapes = [[qkv_width, hidden], [hidden, mixed], [2 * inner, hidden], [hidden, inner]];
+        let weight_elements: usize = shapes.iter().map(|[n, k]| n * k).sum();
         let copies = ROTATION.div_ceil(2 * weight_elements).max(2);
         let qkv = bench.act(MOST_ROWS, qkv_width);
         let scales = Some(bench.backend.load_vector(&vec![1.0; hidden]));
@@ -39,7 +49,7 @@ impl Layer {
         let [normed, attended, gate_up, gated] = [hidden, mixed, 2 * inner, inner].map(&mut rounded);
         Self {
             heads,
-            weights: (0..copies).map(|_| shapes.map(|(n, k)| bench.matrix(n, k))).collect(),
+            weights: (0..copies).map(|_| shapes.map(|shape| matrix(bench, shape))).collect(),
             weight_elements,
             caches: bench.caches(heads, qkv, tokens, DType::Bf16.into()),
             norm: Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 },
@@ -60,6 +70,10 @@ impl Layer {
     pub(super) fn with_adapters(mut self, bench: &mut Bench, model: &Model) -> Self {
         self.adapters = self.weights.iter().map(|_| bench.adapters(model)).collect();
         self
+    }
+
+    pub(super) fn weight_elements(&self) -> usize {
+        self.weight_elements
     }
 
     pub(super) fn weight_bytes(&self) -> f64 {

@@ -63,7 +63,7 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 11] = [
+const PARTS: [(&str, Part); 12] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
     ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
@@ -75,6 +75,7 @@ const PARTS: [(&str, Part); 11] = [
     ("prefill-layer", Bench::prefill_layer),
     ("many", Bench::many),
     ("packed", Bench::packed),
+    ("packed-layer", Bench::packed_layer),
 ];
 type Part = fn(&mut Bench, &Model);
 

@@ -2,7 +2,8 @@
 
 use kernels::ops::*;
 
-use super::{Bench, CALLS, LEADS, Model, ROTATION, Work};
+use super::layer::Layer;
+use super::{Bench, CALLS, LEADS, MOST_ROWS, Model, ROTATION, Work};
 
 /// Rows whose products are timed.
 const ROWS: [usize; 13] = [1, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 8192];
@@ -78,6 +79,31 @@ impl Bench {
                     let work = Work { bytes: moved, flops: (2 * rows * n * k) as f64 };
                     self.report(format_name, &format!("{name} [{n}, {k}], {rows} rows"), seconds, work);
                 }
+            }
+        }
+    }
+
+    /// Layers whose weights are stored in 4 or 8 bits, of decode steps over 256 tokens and of one prompt; the share is
+    /// that of reading weights and cache once, or of multiplying.
+    pub(super) fn packed_layer(&mut self, model: &Model) {
+        const MOST_DECODES: usize = 256;
+        let of_rows = Stored::E4m3(InputRounding::Static(0.02));
+        let formats = FORMATS.into_iter().filter(|(name, _)| ["int4 g128", "e4m3 by e4m3"].contains(name));
+        for (name, format) in formats.chain([("e4m3 by e4m3, one scale", of_rows)]) {
+            let room = [MOST_ROWS, 256 * MOST_DECODES];
+            let layer = Layer::of(self, model, room, |bench, shape| bench.stored_matrix(format, shape));
+            let Heads { kv, dim, .. } = model.heads;
+            for rows in [1, 16, 24, 32, 64, 128, MOST_DECODES] {
+                self.begin(&vec![(255, 1); rows]);
+                let seconds = self.time(2 * LEADS, |backend, i| layer.run(backend, i));
+                let bytes = (layer.weight_elements() * format.bits() / 8 + rows * 256 * kv * dim * 4) as f64;
+                self.report(name, &format!("layer, {rows} rows of 256"), seconds, Work { bytes, flops: 0.0 });
+            }
+            for rows in [512, 2048, MOST_ROWS] {
+                self.begin(&[(0, rows)]);
+                let seconds = self.time(0, |backend, i| layer.run(backend, i));
+                let flops = (2 * rows * layer.weight_elements()) as f64;
+                self.report(name, &format!("prefill layer, {rows} rows"), seconds, Work { bytes: 0.0, flops });
             }
         }
     }

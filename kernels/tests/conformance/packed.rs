@@ -285,6 +285,44 @@ fn a_gate_that_follows_changes_no_bit() {
     }
 }
 
+/// Of very many rows too, but for the sums' rounding before they are gated apart.
+#[test]
+fn a_gate_of_very_many_rows_of_codes() {
+    let (rows, [n, k], dtype) = (2100, [320, 192], DType::Bf16);
+    for input in [InputRounding::DynamicInt8 { outliers: f32::INFINITY }, InputRounding::StaticInt8(0.03)] {
+        let format = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, input, ..FORMAT };
+        for mut device in devices(WeightFormat::Grouped(format)) {
+            let device = &mut *device;
+            let matrix = device.load_matrix(Stored::new([n, k], format).piece(0..n), dtype);
+            let bias = device.load_vector(&Random(5).values(n));
+            let x = filled_in(device, k, &Random(3).values(rows * k), dtype);
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let mut gated = |apart: bool| {
+                    let both = filled_in(device, n, &vec![f32::NAN; rows * n], dtype);
+                    let out = filled_in(device, n / 2, &vec![f32::NAN; rows * n / 2], dtype);
+                    device.start_profile();
+                    device.matmul(x, matrix, Some(bias), Epilogue::Store, both);
+                    if apart {
+                        device.read(both);
+                    }
+                    device.gated(both, activation, out);
+                    let out = device.read(out).to_vec();
+                    let names: Vec<String> = device.end_profile().into_iter().map(|timing| timing.name).collect();
+                    (out, names)
+                };
+                let ((apart, _), (at_once, names)) = (gated(true), gated(false));
+                let want: Vec<f64> = apart.iter().copied().map(f64::from).collect();
+                let largest = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+                let bound = |index: usize| 6.0 * step(dtype) * (want[index].abs() + 0.02 * largest);
+                check(&format!("{activation:?} of {format:?}"), &at_once, &want, bound);
+                if device.gains_by_rounding(WeightFormat::Grouped(format), k, dtype) {
+                    assert!(!names.iter().any(|name| name.starts_with("gated")), "{names:?}");
+                }
+            }
+        }
+    }
+}
+
 fn gates_change_no_bit(format: GroupedFormat) {
     for mut device in devices(WeightFormat::Grouped(format)) {
         let device = &mut *device;

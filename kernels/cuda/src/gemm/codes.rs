@@ -86,6 +86,12 @@ pub(crate) fn fits_many(facts: Facts, product: &Product<'_>, gate: Option<Gate>)
     product.x.rows > MOST_ROWS && matmul_wgmma::has_room(facts, product.x.rows) && fits(facts, product, gate)
 }
 
+/// Whether a product of very many rows may gate its outputs.
+pub(crate) fn may_gate_many(facts: Facts, product: &Product<'_>) -> bool {
+    let out = View { width: product.out.width / 2, ..product.out };
+    fits_many(facts, product, Some(Gate { activation: Activation::Silu, out, prepared: None }))
+}
+
 /// Bytes of the codes of a matrix row by row; 0 where no product is one of codes.
 pub(crate) fn room_bytes(facts: Facts, w: &Weights) -> usize {
     if takes(facts, w).is_some() { CodedRows::bytes(w.rows, w.cols) } else { 0 }

@@ -326,6 +326,7 @@ impl Matmul {
             || matmul_packed_wgmma::may_gate(facts, product)
             || matmul_skinny::may_gate(facts, product)
             || matmul_wgmma::may_gate(facts, product)
+            || codes::may_gate_many(facts, product)
     }
 
     /// Whether a product may be added to a residual and do a part of the norm that follows.

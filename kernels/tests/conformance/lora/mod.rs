@@ -2,6 +2,7 @@
 
 mod embedding;
 mod experts;
+mod prepared;
 mod saved;
 
 use super::rounded::step;

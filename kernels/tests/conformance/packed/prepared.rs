@@ -167,8 +167,9 @@ fn norms_and_gates_write_what_products_read() {
             let is_hopper = device.gains_by_rounding(int8, 256, DType::Bf16);
             for (index, shape) in SHAPES.into_iter().enumerate() {
                 for (turn, rows) in ROWS.into_iter().enumerate() {
-                    // What codes of 8 bits give is too large for f16.
-                    let is_large = matches!(format, WeightFormat::Grouped(format) if format.bits == CodeBits::Eight);
+                    // What codes of 8 bits and wide rows give is too large for f16.
+                    let is_int8 = matches!(format, WeightFormat::Grouped(format) if format.bits == CodeBits::Eight);
+                    let is_large = is_int8 || shape[0] > 1024;
                     let dtype = if is_large { DType::Bf16 } else { [DType::Bf16, DType::F16][(index + turn) % 2] };
                     let kind = if (turn + number) % 4 == 3 { NormKind::Layer } else { NormKind::Rms };
                     let case = Case { rows, shape, format, dtype, before: makers[(number + index + turn) % 3], kind };

@@ -1,9 +1,10 @@
 //! Rule: a GEMM whose outputs are summed over ranks in 16 bits, and then added to the residual stream, writes 16 bits: a
 //! part is rounded where it is made instead of on its way, and half as many bytes are written, sent and read.
 
-use super::op::Op;
+use super::op::{AddNorm, Gemm, Op};
 use super::pass::{Verdict, rewrite};
 use super::split_norm::SplitNorm;
+use crate::runtime::activations::View;
 use kernels::ops::DType;
 
 pub(super) fn rule(list: &mut Vec<Op>, split: Option<&SplitNorm>) -> Verdict {
@@ -15,8 +16,11 @@ pub(super) fn rule(list: &mut Vec<Op>, split: Option<&SplitNorm>) -> Verdict {
             match rest {
                 [] => Verdict::Wait,
                 [Op::AddNorm(norm), ..] if norm.delta.ptr == sum.ptr && norm.out.dtype != DType::F16 => {
-                    let fused = Op::AllReducedGemm(*gemm, DType::Bf16, *norm);
-                    rewrite(list, 3, fused)
+                    // In the first half of the buffer's bytes.
+                    let part = View { dtype: DType::Bf16, ..gemm.out };
+                    let fused = Op::AllReducedGemm(Gemm { out: part, ..*gemm });
+                    list[2] = Op::AddNorm(AddNorm { delta: part, ..*norm });
+                    rewrite(list, 2, fused)
                 }
                 _ => Verdict::No,
             }
@@ -28,7 +32,7 @@ pub(super) fn rule(list: &mut Vec<Op>, split: Option<&SplitNorm>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fusion::op::{AddNorm, Fits, Gemm};
+    use crate::fusion::op::Fits;
     use crate::fusion::pass::tests::{fused, unfused};
     use crate::fusion::samples::*;
 
@@ -46,7 +50,9 @@ mod tests {
     fn a_part_that_is_summed_and_added_is_rounded_at_once() {
         let (Op::Gemm(gemm), Op::AddNorm(norm)) = (part(|_| ()), ADD_NORM) else { unreachable!("these") };
         let launched = fused(&[part(|_| ()), SUM, ADD_NORM, GATE_UP_GEMM]);
-        assert_eq!(launched, [Op::AllReducedGemm(gemm, DType::Bf16, norm), GATE_UP_GEMM]);
+        let part = View { dtype: DType::Bf16, ..DELTA };
+        let (gemm, norm) = (Gemm { out: part, ..gemm }, AddNorm { delta: part, ..norm });
+        assert_eq!(launched, [Op::AllReducedGemm(gemm), Op::AddNorm(norm), GATE_UP_GEMM]);
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl CudaBackend {
                 self.launch_added(&gemm, &norm, by);
             }
             Op::AllReduce(x, wire) => self.launch_all_reduce(x, wire),
-            Op::AllReducedGemm(gemm, wire, norm) => self.launch_all_reduced(&gemm, wire, norm),
+            Op::AllReducedGemm(gemm) => self.launch_all_reduced(&gemm),
             Op::NormAddNorm(first, sum) => norm::norm_add_norm(&mut self.device, first.params, sum),
             Op::Prepared(maker, reader) => self.launch_prepared(maker, &reader),
         }
@@ -253,14 +253,10 @@ impl CudaBackend {
         self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x, wire);
     }
 
-    /// A GEMM into the first half of its output's bytes, which are summed there.
-    fn launch_all_reduced(&mut self, gemm: &Gemm, wire: DType, norm: AddNorm) {
-        let part = View { dtype: wire, ..gemm.out };
-        let gemm = Gemm { out: part, ..*gemm };
-        self.note_gemm(&gemm, None);
-        self.launch_gemm(&gemm);
-        self.launch_all_reduce(part, wire);
-        self.launch(Op::AddNorm(AddNorm { delta: part, ..norm }));
+    fn launch_all_reduced(&mut self, gemm: &Gemm) {
+        self.note_gemm(gemm, None);
+        self.launch_gemm(gemm);
+        self.launch_all_reduce(gemm.out, gemm.out.dtype);
     }
 
     /// What might have been a part in 16 bits is none: only now its kind is known.

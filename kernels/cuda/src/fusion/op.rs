@@ -44,9 +44,8 @@ pub(crate) enum Op {
     AdaptedGatedGemm(Gemm, Lora, Gated),
     /// A GEMM whose outputs are added to the norm's residual instead of being written.
     AddNormGemm(Gemm, AddNorm, NormBy),
-    /// A GEMM whose outputs are summed over ranks in this type, and then added to the norm's residual; they are left in
-    /// any state.
-    AllReducedGemm(Gemm, DType, AddNorm),
+    /// A GEMM whose outputs are summed over ranks in the type that they are written in.
+    AllReducedGemm(Gemm),
     /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
     NormAddNorm(Norm, AddNorm),
     /// Rows that are also written as the product reads them that follows.

@@ -43,15 +43,8 @@ const SHAPE: KvShape = KvShape {
 const CACHE: Cache = Cache { keys: 100, values: 101, shape: SHAPE, scales: SCALES, first_block: 102 };
 
 /// What kernels for few rows can do: end a norm and gate 16-bit outputs, or begin a norm of f32 sums.
-const GATES: Fits = Fits {
-    gate: true,
-    add: false,
-    split_norm: false,
-    end_norm: true,
-    all_reduce: false,
-    prepare: false,
-    reads: None,
-};
+const GATES: Fits =
+    Fits { gate: true, add: false, split_norm: false, end_norm: true, all_reduce: false, prepare: false, reads: None };
 const SPLITS: Fits = Fits { gate: false, split_norm: true, ..GATES };
 
 pub(crate) const fn gemm(x: View, weights: CUdeviceptr, out: View) -> Op {

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::avai
 
 use clap::{ArgAction, ValueEnum};
 use kernels::ops::{DType, KvDType};
-use kernels_cuda::{AttentionBackend, CudaOptions, Folders, RankOptions, Surroundings, WholeSteps};
+use kernels_cuda::{AllReduce, AttentionBackend, CudaOptions, Folders, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value = "auto", overrides_with = "device")]
     pub device: Device,
 
-    /// Use NCCL for small all-reduces between GPUs too
+    /// Use NCCL for all-reduces between GPUs
     #[arg(long)]
     pub disable_custom_all_reduce: bool,
 
@@ -293,9 +293,10 @@ impl Args {
             ordinal: self.local_rank(),
             folders: Folders::of(surroundings),
             kernel_cache: self.kernel_cache.clone().or_else(default_kernel_cache),
-            ranks: (self.group.world_size() > 1).then(|| match self.disable_custom_all_reduce {
-                true => RankOptions::NCCL_ALONE,
-                false => RankOptions::default(),
+            ranks: (self.group.world_size() > 1).then_some(if self.disable_custom_all_reduce {
+                AllReduce::Nccl
+            } else {
+                AllReduce::Auto
             }),
             // A step that is one kernel attends by itself.
             whole_steps: match self.single_kernel_decode {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use kernels::ops::{Batch, Comm, DType, Device, ExchangeFailed, Load, Ops, RankPlacement, Sequence};
-use kernels_cuda::{CudaBackend, CudaOptions, Folders, RankOptions, Surroundings};
+use kernels_cuda::{AllReduce, CudaBackend, CudaOptions, Folders, Surroundings};
 
 /// Calls of a round, fewer of large messages.
 fn calls_of(width: usize) -> u32 {
@@ -36,23 +36,21 @@ const WIDTHS: [usize; 14] = [
 #[derive(Clone, Copy)]
 struct How {
     ranks: usize,
-    options: RankOptions,
+    way: AllReduce,
     dtype: DType,
     wire: DType,
 }
 
-const ONE_SHOT: RankOptions = RankOptions { one_shot_bytes: usize::MAX, two_shot_bytes: 0 };
-const TWO_SHOTS: RankOptions = RankOptions { one_shot_bytes: 0, two_shot_bytes: usize::MAX };
 /// Ways, the type of numbers, and what they travel as.
-const WAYS: [(&str, RankOptions, DType, DType); 8] = [
-    ("1 shot f32", ONE_SHOT, DType::F32, DType::F32),
-    ("as bf16", ONE_SHOT, DType::F32, DType::Bf16),
-    ("bf16", ONE_SHOT, DType::Bf16, DType::Bf16),
-    ("2 shots f32", TWO_SHOTS, DType::F32, DType::F32),
-    ("as bf16", TWO_SHOTS, DType::F32, DType::Bf16),
-    ("bf16", TWO_SHOTS, DType::Bf16, DType::Bf16),
-    ("NCCL f32", RankOptions::NCCL_ALONE, DType::F32, DType::F32),
-    ("bf16", RankOptions::NCCL_ALONE, DType::Bf16, DType::Bf16),
+const WAYS: [(&str, AllReduce, DType, DType); 8] = [
+    ("1 shot f32", AllReduce::OneShot, DType::F32, DType::F32),
+    ("as bf16", AllReduce::OneShot, DType::F32, DType::Bf16),
+    ("bf16", AllReduce::OneShot, DType::Bf16, DType::Bf16),
+    ("2 shots f32", AllReduce::TwoShots, DType::F32, DType::F32),
+    ("as bf16", AllReduce::TwoShots, DType::F32, DType::Bf16),
+    ("bf16", AllReduce::TwoShots, DType::Bf16, DType::Bf16),
+    ("NCCL f32", AllReduce::Nccl, DType::F32, DType::F32),
+    ("bf16", AllReduce::Nccl, DType::Bf16, DType::Bf16),
 ];
 
 fn main() -> Result<(), String> {
@@ -62,10 +60,8 @@ fn main() -> Result<(), String> {
 }
 
 fn table(ranks: usize) -> Result<(), String> {
-    let columns: Result<Vec<_>, String> = WAYS
-        .iter()
-        .map(|&(name, options, dtype, wire)| Ok((name, measure(How { ranks, options, dtype, wire })?)))
-        .collect();
+    let columns: Result<Vec<_>, String> =
+        WAYS.iter().map(|&(name, way, dtype, wire)| Ok((name, measure(How { ranks, way, dtype, wire })?))).collect();
     let columns = columns?;
     println!(
         "{ranks} ranks, us\n{:>10}{}",
@@ -121,7 +117,7 @@ fn measure(how: How) -> Result<Vec<f64>, String> {
 }
 
 fn rank(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String> {
-    let How { ranks, options: way, dtype, wire } = how;
+    let How { ranks, way, dtype, wire } = how;
     let (virtual_env, path) = (std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let options = CudaOptions {

@@ -26,7 +26,7 @@ mod sampling;
 mod weights;
 mod whole_step;
 
-pub use comm::ranks::RankOptions;
+pub use comm::ranks::AllReduce;
 pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};

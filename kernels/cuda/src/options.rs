@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::comm::ranks::RankOptions;
+use crate::comm::ranks::AllReduce;
 use crate::runtime::libraries::Folders;
 
 /// How to open a [`crate::CudaBackend`].
@@ -15,7 +15,7 @@ pub struct CudaOptions {
     /// Folder of compiled kernels; absent: they are compiled at each start.
     pub kernel_cache: Option<PathBuf>,
     /// The device is to meet those of other ranks; that takes NCCL.
-    pub ranks: Option<RankOptions>,
+    pub ranks: Option<AllReduce>,
     /// Which tactics GEMMs of many rows of 16 bits may have.
     pub gemms: GemmTactics,
     /// When a decode step of one row is one kernel.

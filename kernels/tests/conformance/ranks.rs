@@ -5,18 +5,14 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, NormKind, RankPlacement, RowSelection, Sequence};
-use kernels_cuda::{CudaOptions, RankOptions};
+use kernels_cuda::{AllReduce, CudaOptions};
 
 use crate::gpu;
 use crate::random::Random;
 use crate::{encode, filled, filled_in, host, round};
 
 /// All sums below in one shot, all in two, and all through NCCL.
-const WAYS: [RankOptions; 3] = [
-    RankOptions { one_shot_bytes: usize::MAX, two_shot_bytes: 0 },
-    RankOptions { one_shot_bytes: 0, two_shot_bytes: usize::MAX },
-    RankOptions::NCCL_ALONE,
-];
+const WAYS: [AllReduce; 3] = [AllReduce::OneShot, AllReduce::TwoShots, AllReduce::Nccl];
 /// Ranks of a group.
 const SIZES: [usize; 4] = [2, 3, 4, 8];
 /// Repetitions of a call with other numbers: what a race breaks, it breaks rarely.
@@ -33,19 +29,14 @@ const SHAPES: [(usize, usize); 8] =
 #[derive(Clone, Copy)]
 struct Way {
     place: RankPlacement,
-    options: RankOptions,
+    all_reduce: AllReduce,
 }
 
 impl Way {
-    /// Whether ranks write to each other, which rounds numbers to what they travel as. NCCL adds numbers as they are, in
-    /// its own order.
+    /// Whether ranks write to each other, which rounds numbers to what they travel as. NCCL adds numbers as they are,
+    /// in its own order.
     fn among_peers(self) -> bool {
-        self.options != RankOptions::NCCL_ALONE
-    }
-
-    /// Whether sums are rounded to what they travel as, too.
-    fn rounds_sums(self) -> bool {
-        self.place.size > 2 || self.options.one_shot_bytes == 0
+        self.all_reduce != AllReduce::Nccl
     }
 }
 
@@ -81,13 +72,13 @@ static ONE_GROUP: Mutex<()> = Mutex::new(());
 /// Runs `work` as the ranks of groups of each size and way, their devices having met; what the ranks of each return.
 /// Groups for which there are not enough GPUs are left out.
 fn as_ranks<T: Send>(work: impl Fn(Way, &mut dyn Backend) -> T + Sync) -> Vec<Vec<T>> {
-    let groups = SIZES.into_iter().flat_map(|size| WAYS.map(|options| (size, options)));
-    groups.filter_map(|(size, options)| as_group(size, options, &work)).collect()
+    let groups = SIZES.into_iter().flat_map(|size| WAYS.map(|way| (size, way)));
+    groups.filter_map(|(size, way)| as_group(size, way, &work)).collect()
 }
 
 fn as_group<T: Send>(
     size: usize,
-    options: RankOptions,
+    all_reduce: AllReduce,
     work: &(impl Fn(Way, &mut dyn Backend) -> T + Sync),
 ) -> Option<Vec<T>> {
     if kernels_cuda::gpus().is_ok_and(|gpus| gpus >= size as u32) {
@@ -95,11 +86,11 @@ fn as_group<T: Send>(
         // Kernels are compiled once, not by each rank of each test.
         gpu::backend(true);
         let rank = |(rank, lines): (usize, Lines)| {
-            let ranks = Some(options);
+            let ranks = Some(all_reduce);
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });
             let place = RankPlacement { rank, size };
             backend.init_comm(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
-            let result = work(Way { place, options }, &mut *backend);
+            let result = work(Way { place, all_reduce }, &mut *backend);
             assert_eq!(backend.fault(), None);
             // Nobody leaves while others may still write to its memory.
             lines.exchange(&[]);
@@ -138,13 +129,13 @@ fn parts(size: usize, round: usize, count: usize) -> Vec<Vec<f32>> {
 }
 
 /// Whether a sum of `parts`, numbers of about 1, is what `way` gives: through NCCL in any order, otherwise exactly what
-/// adding in rank order does, each number rounded to what it travels as.
+/// adding in rank order does, each number and the sum rounded to what it travels as.
 fn is_sum(sum: f32, parts: impl Iterator<Item = f32>, wire: DType, way: Way) -> bool {
     if !way.among_peers() {
         return (sum - parts.sum::<f32>()).abs() <= 1e-5;
     }
     let want = parts.map(|part| round(part, wire)).reduce(|a, b| a + b).expect("ranks");
-    sum == if way.rounds_sums() { round(want, wire) } else { want }
+    sum == round(want, wire)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use collectives::Collective;
 use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::ops::{Backend, Batch, DType, Sequence};
-use kernels_cuda::{CudaOptions, RankOptions};
+use kernels_cuda::{AllReduce, CudaOptions};
 use models::{
     ActivationRounding, Device, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement, Runner,
 };
@@ -96,7 +96,7 @@ impl On {
         match self {
             Self::Cpu(options) => Box::new(CpuBackend::new(options)),
             Self::Cuda if size > 1 && kernels_cuda::gpus().is_ok_and(|gpus| gpus as usize >= size) => {
-                let ranks = Some(RankOptions::default());
+                let ranks = Some(AllReduce::Auto);
                 gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() })
             }
             Self::Cuda => gpu::backend(true).expect("a GPU"),

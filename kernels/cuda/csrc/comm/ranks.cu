@@ -8,12 +8,12 @@
 // hold the launch. In a message of several chunks one half of the threads sends a chunk while the other half takes the
 // one before it.
 //
-// Six slots take turns. Why that is enough, for chunk k to be written where chunk k - 6 was: its sender has taken all of
-// chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
+// Six slots take turns. Why that is enough, for chunk k to be written where chunk k - 6 was: its sender has taken all
+// of chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
 // later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
 //
-// In one shot every rank sends all its numbers to all others. In two, which more than two ranks take for larger sums,
-// it sends each its part alone, adds up the own part, and sends that sum to all others: see `TwoShots`.
+// In one shot every rank sends all its numbers to all others. In two, which are for larger sums, it sends each its part
+// alone, adds up the own part, and sends that sum to all others: see `TwoShots`.
 #include "quire.cuh"
 
 #define MOST_RANKS 8
@@ -23,7 +23,7 @@
 #define BATCH 4
 #define THREADS 512
 
-// Twin: src/comm/peers.rs. An inbox is `[post][slot][from rank][block][packet]`.
+// Twin: src/comm/peers.rs. An inbox is `[post][slot][other rank][block][packet]`.
 struct Ranks {
     uint4* inbox[MOST_RANKS];
     u32* chunks; // that each block has exchanged
@@ -37,9 +37,10 @@ SAME_LAYOUT(Ranks, Ranks);
 // What packets are: numbers of a rank, or sums of two shots.
 constexpr u32 NUMBERS_POST = 0, SUMS_POST = 1;
 
-// A rank's packets for a block.
+// Another rank's packets for a block of the rank `at`.
 DEVICE uint4* packets_of(const Ranks& ranks, u32 at, u32 from, u32 number, u32 post = NUMBERS_POST) {
-    u64 place = ((post * SLOTS + number % SLOTS) * ranks.size + from) * (u64)ranks.blocks + blockIdx.x;
+    u32 other = from > at ? from - 1 : from;
+    u64 place = ((post * SLOTS + number % SLOTS) * (ranks.size - 1) + other) * (u64)ranks.blocks + blockIdx.x;
     return ranks.inbox[at] + place * ranks.packets;
 }
 
@@ -262,15 +263,12 @@ template <typename T> DEVICE void add(Packet<T>& sum, u32 from, const Packet<T>&
         sum.numbers[i] = from == 0 ? packet.numbers[i] : sum.numbers[i] + packet.numbers[i];
 }
 
-// x = sum over ranks of x, each rounded to `T`. More than two ranks round the sum, too: it has the same bits in two
-// shots.
+// x = sum over ranks of x, each rounded to `T`, and so is the sum: it has the same bits in two shots.
 template <typename T, typename X> DEVICE void sum(const Ranks& ranks, X* x, u64 count) {
     Packet<T> sum;
     exchange<T>(ranks, x, count, [&](u64 first, u32 from, Packet<T> packet) {
         add(sum, from, packet);
-        if (from + 1 < ranks.size) return;
-        if (ranks.size > 2) sum = Packet<T>::of(sum.words());
-        sum.to(x, first, count);
+        if (from + 1 == ranks.size) Packet<T>::of(sum.words()).to(x, first, count);
     });
 }
 

@@ -23,6 +23,8 @@ const BLOCKS: usize = 128;
 const PACKET: usize = 16;
 /// `SLOTS` of the kernel.
 const SLOTS: usize = 6;
+/// Numbers and the sums of two shots come to places of their own.
+const POSTS: usize = 2;
 
 /// `struct Ranks` of the kernel.
 #[repr(C)]
@@ -62,15 +64,6 @@ struct Mapped {
     foreign: bool,
 }
 
-/// What an inbox has room for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Inbox {
-    /// How often a number of a sum crosses at most.
-    pub(crate) shots: Shots,
-    /// Bytes of a chunk of another rank.
-    pub(crate) bytes: usize,
-}
-
 /// What a rank tells of its inbox.
 struct Address {
     /// Drawn by its process.
@@ -85,15 +78,15 @@ const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 const TOLD_BYTES: usize = 1 + 8 + 4 + 8 + HANDLE;
 
 impl Peers {
-    /// Maps the inboxes of all ranks; `None`, on every rank, where some rank cannot.
+    /// Maps the inboxes of all ranks, for chunks of `bytes` bytes; `None`, on every rank, where some rank cannot.
     pub(crate) fn meet(
         device: &mut Device,
         placement: RankPlacement,
-        inbox: Inbox,
+        bytes: usize,
         exchange: Exchange<'_>,
     ) -> Result<Option<Self>, ExchangeFailed> {
-        let packets = (inbox.bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
-        let made = make(device, placement, inbox.shots, packets);
+        let packets = (bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
+        let made = make(device, placement, packets);
         let mine = made.as_ref().map(|(inbox, _)| Address::of(device, inbox));
         let told = exchange(&Address::told(mine.and_then(Result::ok).as_ref()))?;
         let inboxes: Option<Vec<Address>> = told.iter().map(|bytes| Address::heard(bytes)).collect();
@@ -116,8 +109,8 @@ impl Peers {
         dtype == DType::F32 || (dtype, wire) == (DType::Bf16, DType::Bf16)
     }
 
-    /// `x = sum over ranks of x`, each rounded to `wire`, and the sum of more than two ranks as well: see
-    /// [`Peers::sums`]. The bits are the same in one shot and in two, which are for more than two ranks.
+    /// `x = sum over ranks of x`, each rounded to `wire`, as is the sum, which has the same bits in one shot and in
+    /// two: see [`Peers::sums`].
     pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType, shots: Shots) {
         let function = match shots {
             Shots::One => "ranks_sum",
@@ -147,18 +140,13 @@ fn shape(count: usize, wire: DType) -> Shape {
 }
 
 /// An inbox for all ranks and the counters, cleared. `None` where this cannot work.
-fn make(device: &mut Device, placement: RankPlacement, shots: Shots, packets: usize) -> Option<(Memory, Memory)> {
+fn make(device: &mut Device, placement: RankPlacement, packets: usize) -> Option<(Memory, Memory)> {
     /// CUDA shares memory in such pieces.
     const PIECE: usize = 2 << 20;
     if placement.size > MOST_RANKS {
         return None;
     }
-    // Numbers and the sums of two shots come to places of their own.
-    let posts = match shots {
-        Shots::One => 1,
-        Shots::Two => 2,
-    };
-    let bytes = posts * SLOTS * placement.size * BLOCKS * packets * PACKET;
+    let bytes = POSTS * SLOTS * (placement.size - 1) * BLOCKS * packets * PACKET;
     let inbox = device.allocate(bytes.next_multiple_of(PIECE), "an inbox for other ranks")?;
     let chunks = device.allocate(BLOCKS * size_of::<u32>(), "counters of chunks")?;
     device.clear(&inbox);

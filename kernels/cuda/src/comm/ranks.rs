@@ -1,14 +1,12 @@
-//! The other ranks of a group, as this device meets them: two ranks exchange everything in one shot ([`Peers`]), which
-//! sends no number twice; more of them small sums, and larger ones in two shots. NCCL is for ranks that cannot reach each
-//! other's memory, or where it is asked for.
+//! The other ranks of a group, as this device meets them: they write to each other's memory ([`Peers`]), small sums in
+//! one shot and larger ones in two. NCCL is for ranks that cannot reach each other's memory, or where it is asked for.
 //!
-//! Two numbers give the same sum in either order. More than two ranks add in rank order; NCCL's order depends on the size
-//! of the message, so there a row's last bits may depend on the batch's composition.
+//! Ranks add in rank order, so a row's sum does not depend on the batch; NCCL's order depends on the message's size.
 //!
 //! Neighbouring stages of a pipeline have a communicator of two for each pair of ranks: rank 0 sends, rank 1 receives.
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
-use crate::comm::peers::{Inbox, Peers, Shots};
+use crate::comm::peers::{Peers, Shots};
 use crate::runtime::activations::{Elements, View};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -18,61 +16,51 @@ use std::ffi::c_int;
 /// Memory for gathering large parts, bytes; larger ones come in several pieces.
 const STAGING: usize = 32 << 20;
 
-/// How devices of several ranks add up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RankOptions {
-    /// Bytes of the largest sums that more than two ranks exchange in one shot, shared by a rank's peers. Two ranks
-    /// exchange all sums in one shot, unless this is 0.
-    pub one_shot_bytes: usize,
-    /// Bytes of the largest sums that are exchanged in two shots. Larger ones go through NCCL.
-    pub two_shot_bytes: usize,
+/// How ranks add up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AllReduce {
+    /// In one shot or in two, by the size of the sum.
+    #[default]
+    Auto,
+    /// Each rank sends all its numbers to all others.
+    OneShot,
+    /// Each sends every other rank its part, and then the sum of its own part.
+    TwoShots,
+    /// Through NCCL, as gatherings then go, too.
+    Nccl,
 }
 
-impl RankOptions {
-    /// Everything goes through NCCL.
-    pub const NCCL_ALONE: Self = Self { one_shot_bytes: 0, two_shot_bytes: 0 };
-
-    /// How often a number crosses at most.
-    fn most_shots(self, ranks: usize) -> Shots {
-        if ranks == 2 && self.one_shot_bytes > 0 { Shots::One } else { Shots::Two }
-    }
-
-    /// The way of a sum of as many bytes, by the sizes of message and group alone, so that every rank takes the same.
-    fn way(self, bytes: usize, ranks: usize) -> Way {
-        let one_shot = match ranks {
-            2 => self.one_shot_bytes > 0,
-            _ => bytes <= self.one_shot_bytes / (ranks - 1).max(1),
-        };
-        match one_shot {
-            true => Way::Peers(Shots::One),
-            false if bytes <= self.two_shot_bytes => Way::Peers(Shots::Two),
-            false => Way::Nccl,
+impl AllReduce {
+    /// How often numbers of a sum cross; `None`: through NCCL. By the sizes of message and group alone, so that every
+    /// rank takes the same way.
+    fn shots(self, bytes: usize, ranks: usize) -> Option<Shots> {
+        match self {
+            Self::Auto if bytes <= most_in_one_shot(ranks) => Some(Shots::One),
+            Self::Auto | Self::TwoShots => Some(Shots::Two),
+            Self::OneShot => Some(Shots::One),
+            Self::Nccl => None,
         }
     }
 }
 
-impl Default for RankOptions {
-    /// Up to where one shot was the faster way (docs/benchmarks.md).
-    fn default() -> Self {
-        Self { one_shot_bytes: 1 << 20, two_shot_bytes: usize::MAX }
+/// Bytes up to which one shot is the faster way: on H200 between two and between four ranks (docs/benchmarks.md), with
+/// more as the numbers that are sent grow.
+fn most_in_one_shot(ranks: usize) -> usize {
+    match ranks {
+        0..=2 => 16 << 20,
+        3..=4 => 256 << 10,
+        _ => 128 << 10,
     }
 }
 
-/// How a sum is made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
-    Peers(Shots),
-    Nccl,
-}
-
-/// Bytes of a chunk for all peers of a rank: between two H100, 64 MiB take 261 us with 4 MiB, 315 us with
-/// 2 MiB and 250 us with 8 MiB; and a step of 256 rows of 8,192 is one chunk.
+/// Bytes of a chunk for all peers of a rank. Between two H200, 128 MiB of bf16 take 402 us in two shots, with 16 MiB
+/// 452; and a step of 256 rows of 8,192 is one chunk in one shot.
 const CHUNK: usize = 4 << 20;
 
 /// What a device needs to meet others, and then those others.
 pub(crate) struct Ranks {
     nccl: Nccl,
-    options: RankOptions,
+    way: AllReduce,
     met: Option<Met>,
     /// From the stage before, and to the stage after.
     before: Option<Communicator>,
@@ -93,8 +81,8 @@ struct Met {
 }
 
 impl Ranks {
-    pub(crate) fn new(nccl: Nccl, options: RankOptions) -> Self {
-        Self { nccl, options, met: None, before: None, after: None }
+    pub(crate) fn new(nccl: Nccl, way: AllReduce) -> Self {
+        Self { nccl, way, met: None, before: None, after: None }
     }
 
     /// Initialises the communicator: see [`kernels::ops::Comm::init_comm`].
@@ -115,12 +103,9 @@ impl Ranks {
         let ids = exchange(&id)?;
         let id = ids[0].as_slice().try_into().map_err(|_| CommError::Protocol("rank 0 gave no id of a group"))?;
         let communicator = self.nccl.meet(id, placement).map_err(CommError::Library)?;
-        let peers = match self.options {
-            RankOptions::NCCL_ALONE => None,
-            options => {
-                let shots = options.most_shots(placement.size);
-                Peers::meet(device, placement, Inbox { shots, bytes: CHUNK / (placement.size - 1).max(1) }, exchange)?
-            }
+        let peers = match self.way {
+            AllReduce::Nccl => None,
+            _ => Peers::meet(device, placement, CHUNK / (placement.size - 1).max(1), exchange)?,
         };
         self.met = Some(Met { placement, communicator, peers, staging: None });
         device.fault().map_or(Ok(()), |fault| Err(CommError::Device(fault.to_owned())))
@@ -172,14 +157,14 @@ impl Ranks {
 
     /// `wire`: what a rank's part may be rounded to on its way.
     pub(crate) fn sum(&mut self, device: &mut Device, x: View, wire: DType) {
-        let options = self.options;
+        let way = self.way;
         let met = self.met();
         if x.elements() == 0 {
             return;
         }
-        let way = options.way(x.elements() * wire.size(), met.placement.size);
-        match (&met.peers, way) {
-            (Some(peers), Way::Peers(shots)) if Peers::sums(x.dtype, wire) => peers.sum(device, x, wire, shots),
+        let shots = way.shots(x.elements() * wire.size(), met.placement.size);
+        match met.peers.as_ref().zip(shots) {
+            Some((peers, shots)) if Peers::sums(x.dtype, wire) => peers.sum(device, x, wire, shots),
             _ => device.run(|stream| met.communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
         }
     }
@@ -225,14 +210,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_of_a_sum_follows_its_size_and_the_groups() {
-        let options = RankOptions { one_shot_bytes: 3000, two_shot_bytes: 5000 };
-        let ways = |ranks| [1, 1000, 1001, 5000, 5001].map(|bytes| options.way(bytes, ranks));
-        let (one, two) = (Way::Peers(Shots::One), Way::Peers(Shots::Two));
-        assert_eq!(ways(2), [one; 5]);
-        assert_eq!(ways(4), [one, one, two, two, Way::Nccl]);
-        let two_alone = RankOptions { one_shot_bytes: 0, ..options };
-        assert_eq!([1, 5001].map(|bytes| two_alone.way(bytes, 2)), [two, Way::Nccl]);
-        assert!([2, 3, 8].iter().all(|ranks| RankOptions::NCCL_ALONE.way(1, *ranks) == Way::Nccl));
+    fn large_sums_cross_twice_and_the_more_ranks_the_sooner() {
+        let shots = |bytes, ranks| AllReduce::Auto.shots(bytes, ranks);
+        for ranks in [2, 3, 4, 8] {
+            let most = most_in_one_shot(ranks);
+            assert_eq!([most, most + 1].map(|bytes| shots(bytes, ranks)), [Some(Shots::One), Some(Shots::Two)]);
+            assert!(most <= most_in_one_shot(ranks - 1));
+        }
+        assert_eq!(AllReduce::Nccl.shots(1, 4), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Rule: a GEMM whose outputs are summed over ranks in 16 bits, and then added to the residual stream, writes 16 bits: a
-//! part is rounded where it is made instead of on its way, and half as many bytes are written, sent and read.
+//! Rule: a GEMM whose outputs are summed over ranks in 16 bits, and then added to the residual stream, writes 16 bits:
+//! a part is rounded where it is made instead of on its way, and half as many bytes are written and read.
 
 use super::op::{AddNorm, Gemm, Op};
 use super::pass::{Verdict, rewrite};

@@ -143,6 +143,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
     ("hopper_values.cuh", include_str!("../../csrc/attention/hopper_values.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
+    ("mma_rows.cuh", include_str!("../../csrc/attention/mma_rows.cuh")),
     ("norm.cuh", include_str!("../../csrc/include/norm.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
     ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),

@@ -31,7 +31,7 @@ pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
-pub use options::{AttentionBackend, CudaOptions, GemmTactics, WholeSteps};
+pub use options::{AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, WholeSteps};
 pub use runtime::arch::Arch;
 pub use runtime::libraries::{Folders, Surroundings};
 
@@ -121,6 +121,8 @@ impl CudaBackend {
         let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
         let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.gemms));
+        let attention = Attention::new(options.attention, options.cascade);
+        let captures = Captures::new(attention.cascades());
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
@@ -139,12 +141,12 @@ impl CudaBackend {
             vectors: Vec::new(),
             caches: Vec::new(),
             states: Vec::new(),
-            attention: Attention::new(options.attention),
+            attention,
             first_needed: Vec::new(),
             lora: layers::lora::Adapters::default(),
             pass: Pass::default(),
             squares: Squares::default(),
-            captures: Captures::default(),
+            captures,
             captured_logits: None,
             padded_for: None,
             whole_steps: options.whole_steps,

@@ -22,6 +22,8 @@ pub struct CudaOptions {
     pub whole_steps: WholeSteps,
     /// Which attention kernels serve.
     pub attention: AttentionBackend,
+    /// When keys and values that sequences share are read once for all of them.
+    pub cascade: CascadeAttention,
 }
 
 /// Which tactics GEMMs of many rows of 16 bits may have.
@@ -71,6 +73,18 @@ impl AttentionBackend {
             Self::Plain => "plain",
         }
     }
+}
+
+/// When decode attention reads the blocks that sequences share once for all of them (cascade attention).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CascadeAttention {
+    /// Nowhere.
+    Never,
+    /// Where that saves more than it costs, once its kernels are compiled.
+    #[default]
+    Paying,
+    /// Wherever two sequences share a block. For comparisons, and for tests.
+    Always,
 }
 
 /// When a decode step of one row is one kernel.

@@ -18,6 +18,9 @@
 // instruction: so it has few of them, few that wait for each other, and no barrier. All that does not come of this step
 // is read before its own keys are waited for.
 //
+// With CASCADE, `attention_cascade.cu` has attended to what members of a group share of their keys. They leave that out
+// here, and what it left is added to each of their heads by the block that began it.
+//
 // Scores are computed transposed, S^T = K Q^T and O^T = V^T P^T, so that up to 8 heads cost no padding rows.
 #include "mma.cuh"
 
@@ -37,6 +40,9 @@
 #include "cached.cuh"
 #include "decode.cuh"
 #include "decode_parts.cuh"
+#ifdef CASCADE
+#include "cascade.cuh"
+#endif
 #include "ring.cuh"
 // Tiles that a block takes at least: below, adding up parts costs more than it gains.
 #define LEAST (256 / TILE)
@@ -78,6 +84,10 @@ struct Decode {
     Attention attention;
     Shares shares;
     List list;
+#ifdef CASCADE
+    Cascade cascade;
+    SharedPrefix prefix;
+#endif
 
     // Query heads of a key head in one matrix operand.
     u32 group_heads;
@@ -334,6 +344,25 @@ struct Decode {
         }
     }
 
+    // Adds what was left of a head's shared keys.
+    DEVICE void add_shared(Part& all, const Cursor& at, u32 head, u32 column) const {
+#ifdef CASCADE
+        const u32 member = list.batch.member[at.sequence], kv = kv_head(at);
+        if (member == NOBODY) return;
+        const u32 row = (member - kv) * shares.group_size + first_q(at) + head;
+        const u32 first = prefix.first_unit(kv, row / UNIT_ROWS);
+#pragma unroll 4
+        for (u32 i = 0; i < prefix.parts; i++) {
+            const Unit<V_DIM> unit(cascade, first + i);
+            Part part;
+            part.sum = *(const float4*)unit.sums(row % UNIT_ROWS, column);
+            part.most = unit.most(row % UNIT_ROWS);
+            part.weight = unit.weight(row % UNIT_ROWS);
+            all.add(part);
+        }
+#endif
+    }
+
     // Ends a block's part of a head, which `others` more blocks have parts of. The one that `began` it writes the
     // result: that is the last thing it does, while the others did their part first, so that there is seldom anything
     // to wait for. They wait for nobody in doing so, and blocks start in order: of those that have started, one at most
@@ -345,6 +374,7 @@ struct Decode {
             Part all = add_warps(head, column);
             if (began) {
                 add_others(all, others, head, column);
+                add_shared(all, at, head, column);
                 write_out(at, head, column, all);
             } else {
                 Left(scratch, blockIdx.x).set(head, column, all);
@@ -365,6 +395,10 @@ struct Decode {
         list.window = attention.window;
         list.heads = shares.heads;
         list.sequences = shares.sequences;
+#ifdef CASCADE
+        prefix = SharedPrefix(list.batch, attention, cascade);
+        list.shared = prefix.tokens;
+#endif
         return list.count();
     }
 
@@ -448,10 +482,19 @@ struct Decode {
 extern __shared__ __align__(128) char dynamic_shared[];
 
 // Grid: as many blocks as run at once; with as many slots in `scratch`.
+#ifdef CASCADE
+#define CASCADE_PARAMETER , const Cascade cascade
+#else
+#define CASCADE_PARAMETER
+#endif
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, LEAST_BLOCKS) attention_decode(
     TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, f32* scratch, const Batch batch,
-    const Attention attention, const Shares shares) {
+    const Attention attention, const Shares shares CASCADE_PARAMETER) {
     Decode it;
+#ifdef CASCADE
+    it.cascade = cascade;
+#endif
     it.out = out;
     it.qkv = qkv;
     it.keys = keys;

@@ -2,8 +2,8 @@
 // on.
 //
 // A block has 16 query rows for each of its warps, where "row" is a pair (token, query head of one key head's group):
-// the heads that share keys also share the copies of them, and a short chunk fills a block. A row's sums follow absolute
-// key positions, so they depend on neither the batch nor on how its prompt was cut into chunks.
+// the heads that share keys also share the copies of them, and a short chunk fills a block. A row's sums follow
+// absolute key positions, so they depend on neither the batch nor on how its prompt was cut into chunks.
 #include "prefill.cuh"
 
 // Compiled for one type and shape (`src/attention/attention_prefill.rs`).

@@ -20,10 +20,10 @@ struct Cursor {
 
     DEVICE u32 tiles() const { return end_tile - first_tile; }
 
-    // Keys `begin` to `end` of the window that ends at `last`; nothing for an end of 0.
-    DEVICE void see(u32 last, u32 window) {
+    // Keys `begin` to `end` of the window that ends at `last`, without the first `shared`; nothing for an end of 0.
+    DEVICE void see(u32 last, u32 window, u32 shared) {
         end = last;
-        begin = last > window ? last - window : 0;
+        begin = last > window ? last - window : shared;
         first_tile = begin / TILE;
         end_tile = (last + TILE - 1) / TILE;
     }
@@ -36,20 +36,34 @@ struct List {
     u32 heads, sequences;
     // Tiles of all sequences and heads, most of a sequence, and sequences that decode.
     u32 total, longest, active;
+    // Keys of a shared prefix, which its members do not see here; used with CASCADE.
+    u32 shared;
+
+    // How many of these a sequence leaves out.
+    DEVICE u32 shared_by(u32 sequence) const {
+#ifdef CASCADE
+        return batch.member[sequence] == NOBODY ? 0 : shared;
+#else
+        return 0;
+#endif
+    }
 
     // A sequence and what its row sees: no tile if it does not decode in this step.
     DEVICE Cursor look(u32 sequence) const {
         Cursor at;
         at.sequence = sequence;
         at.head = at.tile = at.row = at.table = at.before = 0;
-        u32 end = 0;
+        u32 end = 0, left_out = 0;
         if (sequence < sequences) {
             const u32 rows = batch.num_rows[sequence], start = batch.start[sequence];
             at.row = batch.first_row[sequence];
             at.table = batch.first_block[sequence];
-            if (rows == 1) end = start + 1;
+            if (rows == 1) {
+                end = start + 1;
+                left_out = shared_by(sequence);
+            }
         }
-        at.see(end, window);
+        at.see(end, window, left_out);
         return at;
     }
 
@@ -93,7 +107,11 @@ struct List {
         const auto told = [=](u32 x) { return __shfl_sync(~0u, x, found); };
         Cursor at;
         at.sequence = told(mine.sequence);
-        at.see(told(mine.end), window);
+#ifdef CASCADE
+        at.see(told(mine.end), window, told(mine.begin));
+#else
+        at.see(told(mine.end), window, 0);
+#endif
         at.row = told(mine.row);
         at.table = told(mine.table);
         at.before = told(after - mine.tiles() * heads);

@@ -156,6 +156,9 @@ struct Batch {
     u32* first_block;
     u32* blocks;
     u32* slots;
+    u32* members;
+    u32* member;
+    u32* shared;
 };
 SAME_LAYOUT(Batch, Batch);
 

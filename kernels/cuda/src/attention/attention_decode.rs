@@ -1,5 +1,6 @@
 //! Launches `kernels/cuda/csrc/attention/attention_decode.cu` for sequences with one row.
 
+use crate::attention::attention_cascade::Cascade;
 use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::layouts::twin;
 use crate::jit::specialization::Special;
@@ -64,6 +65,18 @@ pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims, 
     Special::new("attention_decode", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
+/// The kernel that follows [`attention_cascade`](crate::attention::attention_cascade), for groups of query heads.
+pub(crate) fn cascaded_special(types: AttentionTypes, dims: HeadDims, group: usize) -> Special {
+    let [_, ring] = Ring::of(types.cache, dims);
+    special(types, dims, tiles(group), ring).with("CASCADE", 1)
+}
+
+/// Its shared memory.
+pub(crate) fn cascaded_shared(cache: KvDType, dims: HeadDims, group: usize) -> usize {
+    let [_, ring] = Ring::of(cache, dims);
+    ring.shared(cache, dims, group.min(TILE_HEADS * tiles(group)))
+}
+
 /// The kernels for few heads and for many.
 pub(crate) fn specials(types: AttentionTypes, heads: Heads) -> Vec<Special> {
     let (dims, tiles) = (HeadDims { dim: heads.dim, v_dim: heads.v_dim }, tiles(heads.q / heads.kv));
@@ -120,15 +133,39 @@ struct Plan {
     shares: Shares,
 }
 
+/// Rows and sequences of a launch.
+#[derive(Clone, Copy)]
+struct Extent {
+    rows: usize,
+    sequences: usize,
+}
+
 impl Plan {
-    fn new(context: &Context, types: AttentionTypes, layer: &Layer, rows: usize, sequences: usize) -> Option<Self> {
+    fn new(context: &Context, types: AttentionTypes, layer: &Layer, extent: Extent) -> Option<Self> {
+        let [few, many] = Ring::of(types.cache, layer.dims());
+        let heads = layer.kv_heads as usize * groups_per_head(layer);
+        let ring = if extent.sequences * heads <= context.multiprocessors { few } else { many };
+        Self::with_ring(context, types, layer, extent, ring)
+    }
+
+    /// After [`attention_cascade`](crate::attention::attention_cascade): what is left is short, and one ring will do.
+    fn cascaded(context: &Context, types: AttentionTypes, layer: &Layer, extent: Extent) -> Option<Self> {
+        let [_, ring] = Ring::of(types.cache, layer.dims());
+        let plan = Self::with_ring(context, types, layer, extent, ring)?;
+        Some(Self { special: cascaded_special(types, layer.dims(), layer.group_size()), ..plan })
+    }
+
+    fn with_ring(
+        context: &Context,
+        types: AttentionTypes,
+        layer: &Layer,
+        Extent { rows, sequences }: Extent,
+        ring: Ring,
+    ) -> Option<Self> {
         let (group, dims) = (layer.group_size(), layer.dims());
-        let tiles = tiles(group);
-        let groups_per_head = group.div_ceil(TILE_HEADS * MOST_TILES);
+        let (tiles, groups_per_head) = (tiles(group), groups_per_head(layer));
         let heads = layer.kv_heads as usize * groups_per_head;
         let multiprocessors = context.multiprocessors;
-        let [few, many] = Ring::of(types.cache, dims);
-        let ring = if sequences * heads <= multiprocessors { few } else { many };
         let shared = ring.shared(types.cache, dims, group.min(TILE_HEADS * tiles));
         // A block has 1 KiB beside what it asks for.
         let fit = context.shared_of_multiprocessor / (shared + 1024);
@@ -151,10 +188,15 @@ impl Plan {
     }
 }
 
+/// Groups of query heads of a key head that are one matrix operand each.
+fn groups_per_head(layer: &Layer) -> usize {
+    layer.group_size().div_ceil(TILE_HEADS * MOST_TILES)
+}
+
 /// Whether a batch of `sequences` can be done here.
 pub(crate) fn fits(device: &Device, tensors: Tensors, layer: Layer, sequences: usize) -> bool {
     let types = tensors.types();
-    Plan::new(&device.context, types, &layer, tensors.qkv.rows, sequences).is_some()
+    Plan::new(&device.context, types, &layer, Extent { rows: tensors.qkv.rows, sequences }).is_some()
 }
 
 /// Queues attention of the sequences with one row, and zeros for rows of none; false if that cannot be here.
@@ -168,7 +210,7 @@ pub(crate) fn run(
     let types = tensors.types();
     let Tensors { qkv, keys, values, out, .. } = tensors;
     let Sequences { pointers, count, is_new } = sequences;
-    let Some(plan) = Plan::new(&device.context, types, &layer, qkv.rows, count) else {
+    let Some(plan) = Plan::new(&device.context, types, &layer, Extent { rows: qkv.rows, sequences: count }) else {
         return false;
     };
     let Plan { special, shape, shares } = plan;
@@ -176,6 +218,31 @@ pub(crate) fn run(
     if is_new {
         return device.launch_special_in_order(special, shape, arguments);
     }
+    device.launch_special(special, shape, arguments)
+}
+
+/// Sequences of which some share a prefix, that was attended to before.
+pub(crate) struct Cascaded {
+    pub(crate) sequences: Sequences,
+    pub(crate) cascade: Cascade,
+}
+
+/// The same for the rest of what they see.
+pub(crate) fn run_cascaded(
+    device: &mut Device,
+    scratch: &Scratch,
+    tensors: Tensors,
+    layer: Layer,
+    Cascaded { sequences, cascade }: Cascaded,
+) -> bool {
+    let types = tensors.types();
+    let Tensors { qkv, keys, values, out, .. } = tensors;
+    let Sequences { pointers, count, .. } = sequences;
+    let extent = Extent { rows: qkv.rows, sequences: count };
+    let Some(Plan { special, shape, shares }) = Plan::cascaded(&device.context, types, &layer, extent) else {
+        return false;
+    };
+    let arguments = args![out.ptr, qkv.ptr, keys, values, scratch.0.ptr, pointers, layer, shares, cascade];
     device.launch_special(special, shape, arguments)
 }
 

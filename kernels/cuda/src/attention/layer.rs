@@ -69,6 +69,11 @@ impl Layer {
         }
     }
 
+    /// Whether a row sees all that was in the cache before it.
+    pub(crate) fn sees_all_before(&self) -> bool {
+        self.window == u32::MAX && self.bidirectional == 0 && self.relative == 0
+    }
+
     /// Whether scores are a product alone, as the kernels for Hopper compute them.
     pub(crate) fn has_plain_scores(&self) -> bool {
         self.soft_cap == 0.0 && self.alibi == 0 && self.relative == 0

@@ -1,5 +1,6 @@
 //! Chooses the attention kernels of `kernels/cuda`, and launches the plain one.
 
+pub(crate) mod attention_cascade;
 pub(crate) mod attention_decode;
 pub(crate) mod attention_prefill;
 pub(crate) mod backend;
@@ -7,17 +8,21 @@ pub(crate) mod kv;
 pub(crate) mod layer;
 pub(crate) mod rope_and_cache;
 
+use std::time::Duration;
+
 use crate::CudaBackend;
+use crate::attention::attention_cascade::{Rooms, Units};
 use crate::attention::attention_decode::Scratch;
 use crate::attention::attention_prefill::{Counter, Hopper};
 use crate::attention::kv::Kv;
 use crate::attention::layer::{AttentionTypes, HeadDims, HeadScales, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
-use crate::jit::specialization::{HOPPER, LOWEST};
-use crate::options::AttentionBackend;
+use crate::jit::specialization::{HOPPER, LOWEST, Special};
+use crate::options::{AttentionBackend, CascadeAttention};
 use crate::runtime::activations::View;
 use crate::runtime::batch::{Batch, Rows};
 use crate::runtime::device::{Device, Name, Shape, args};
+use crate::runtime::shared_prefix::{Least, SharedPrefix, Tables};
 use kernels::ops::{self, Act, KvLayer, KvShape, RowSelection, Vector};
 
 /// Threads of a block of the plain kernel.
@@ -36,13 +41,49 @@ pub(crate) struct Alone<'a> {
 #[derive(Debug)]
 pub(crate) struct Attention {
     scratch: Option<(Scratch, Counter)>,
+    /// What cascade attention leaves, once a layer was seen that it is for.
+    units: Option<Units>,
     backend: AttentionBackend,
+    cascade: CascadeAttention,
+    /// Kernels of cascade attention for the layers seen so far, and the block tables of these.
+    cascade_kernels: Vec<(Special, usize)>,
+    cascade_tables: Vec<usize>,
 }
 
 impl Attention {
     /// With the kernels that are asked for.
-    pub(crate) fn new(backend: AttentionBackend) -> Self {
-        Self { scratch: None, backend }
+    pub(crate) fn new(backend: AttentionBackend, cascade: CascadeAttention) -> Self {
+        let (cascade_kernels, cascade_tables) = (Vec::new(), Vec::new());
+        Self { scratch: None, units: None, backend, cascade, cascade_kernels, cascade_tables }
+    }
+
+    /// Whether steps may attend to a shared prefix once.
+    pub(crate) fn cascades(&self) -> bool {
+        self.cascade != CascadeAttention::Never && self.backend != AttentionBackend::Plain
+    }
+
+    /// What a step's sequences share, if it is to be attended to once: where that pays, and its kernels are compiled.
+    /// Where only that is missing, they are compiled meanwhile.
+    pub(crate) fn shared_prefix(
+        &self,
+        device: &mut Device,
+        batch: ops::Batch<'_>,
+        caches: &[Kv],
+    ) -> Option<SharedPrefix> {
+        let (tables, least) = match self.cascade {
+            _ if !self.cascades() => return None,
+            CascadeAttention::Always => (Tables::All, Least::ANY),
+            _ => (Tables::Some(&self.cascade_tables), Least::paying(token_bytes(caches))),
+        };
+        let block_size = caches.iter().map(|kv| kv.shape.block_size).min()?;
+        let found = SharedPrefix::find(batch.sequences, tables, block_size, least)?;
+        let is_missing = |&&(special, _): &&(Special, usize)| !device.is_compiled(special, Duration::ZERO);
+        let missing: Vec<(Special, usize)> = self.cascade_kernels.iter().filter(is_missing).copied().collect();
+        if self.cascade == CascadeAttention::Always || missing.is_empty() {
+            return Some(found);
+        }
+        missing.into_iter().for_each(|(special, shared)| device.wish(special, shared));
+        None
     }
 
     /// The kernels that were asked for.
@@ -94,19 +135,46 @@ impl Attention {
         }
     }
 
+    /// Notes which kernels cascade attention of a layer takes, and makes room for what they leave.
+    fn prepare_cascade(&mut self, device: &mut Device, tensors: Tensors, layer: &Layer, table: usize) {
+        if !self.cascades() || device.is_capturing() || !attention_cascade::takes(device, layer) {
+            return;
+        }
+        if self.units.as_ref().is_none_or(|units| !units.are_for(device, layer.dims())) {
+            self.units = Units::new(device, layer.dims());
+        }
+        for kernel in attention_cascade::kernels(tensors.types(), layer) {
+            if !self.cascade_kernels.contains(&kernel) {
+                self.cascade_kernels.push(kernel);
+            }
+        }
+        if !self.cascade_tables.contains(&table) {
+            self.cascade_tables.push(table);
+        }
+    }
+
+    /// Sequences with one row; false where that cannot be here.
+    fn decode(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) -> bool {
+        self.prepare_cascade(device, tensors, &layer, batch.table());
+        let Some((scratch, _)) = &self.scratch else { return true };
+        let units = self.units.as_ref().filter(|_| batch.shares_prefix());
+        units.is_some_and(|units| attention_cascade::run(device, Rooms { scratch, units }, tensors, layer, batch))
+            || attention_decode::run(device, scratch, tensors, layer, batch.all())
+    }
+
     /// The kernels for rows of 16-bit types, which between them do all rows; false where one of them cannot.
     fn fast(&mut self, device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch, kv: &Kv) -> bool {
         if self.backend == AttentionBackend::Plain || !fits(device, tensors, layer, kv) {
             return false;
         }
         self.prepare(device);
-        let Some((scratch, counter)) = &self.scratch else { return true };
+        let Some((_, counter)) = &self.scratch else { return true };
         if !batch.has(Rows::Several) {
             attention_prefill::wish(device, tensors, layer, self.hopper(device, kv).as_ref());
         }
         (!batch.has(Rows::Several)
             || attention_prefill::run(device, counter, tensors, layer, self.hopper(device, kv), batch))
-            && (!batch.has(Rows::One) || attention_decode::run(device, scratch, tensors, layer, batch.all()))
+            && (!batch.has(Rows::One) || self.decode(device, tensors, layer, batch))
     }
 }
 
@@ -146,6 +214,14 @@ impl CudaBackend {
         kv.head_scales
             .map_or(HeadScales::default(), |scales| HeadScales { key: at(scales.key), value: at(scales.value) })
     }
+}
+
+/// Bytes of a layer's keys and values of a token.
+fn token_bytes(caches: &[Kv]) -> usize {
+    let bytes = |KvShape { kv_heads, head_dim, v_head_dim, dtype, .. }: KvShape| {
+        kv_heads * (head_dim + v_head_dim) * dtype.size()
+    };
+    caches.iter().map(|kv| bytes(kv.shape)).max().unwrap_or(0)
 }
 
 /// Whether the fast kernels are for such a layer.

@@ -1,7 +1,7 @@
 //! Which sizes of steps are captured, and what they are replayed from. A step of one row a sequence is padded to the
 //! next size's rows, captured or not, so that it gives the same bits either way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use kernels::ops::CaptureOwner;
 
@@ -16,6 +16,25 @@ const GRAPH_BYTES: u64 = 256 << 10;
 /// Kernels of a layer, and of a step beside its layers, at most as far as memory is concerned.
 const LAYER_KERNELS: u64 = 16;
 const OTHER_KERNELS: u64 = 16;
+
+/// Which of a size's steps: they differ in what is launched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Plain,
+    /// With cascade attention. Which sequences share what is read from the batch in device memory.
+    Cascade,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Plain, Self::Cascade];
+
+    pub(crate) fn of(shares_prefix: bool) -> Self {
+        if shares_prefix { Self::Cascade } else { Self::Plain }
+    }
+}
+
+/// Steps with cascade attention that are kept captured for a network: those captured last.
+const MOST_CASCADES: usize = 8;
 
 /// A step that can be replayed.
 pub(crate) enum CapturedStep {
@@ -61,9 +80,16 @@ impl CapturedStep {
 #[derive(Default)]
 pub(crate) struct Captures {
     owners: BTreeMap<CaptureOwner, NetworkCaptures>,
+    /// Steps with cascade attention of each that may be captured.
+    most_cascades: usize,
 }
 
 impl Captures {
+    /// `cascades`: whether steps may have cascade attention.
+    pub(crate) fn new(cascades: bool) -> Self {
+        Self { most_cascades: if cascades { MOST_CASCADES } else { 0 }, ..Self::default() }
+    }
+
     /// What was captured for an owner is dropped.
     pub(crate) fn set(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
         self.owners.insert(owner, NetworkCaptures::new(rows, layers));
@@ -71,7 +97,7 @@ impl Captures {
 
     /// Device memory that the graphs of all owners take at most.
     pub(crate) fn bytes(&self) -> u64 {
-        self.owners.values().map(NetworkCaptures::bytes).sum()
+        self.owners.values().map(|captures| captures.bytes(self.most_cascades)).sum()
     }
 
     /// Rows that a step of `rows` is padded to.
@@ -105,12 +131,19 @@ pub(crate) struct NetworkCaptures {
     sizes: Vec<SizeCapture>,
     /// Layers of the network.
     layers: usize,
-    /// Steps cannot be captured; they are padded all the same.
-    refused: bool,
+    /// Steps of a kind cannot be captured; they are padded all the same.
+    refused: [bool; Kind::ALL.len()],
+    /// Rows of the captured steps with cascade attention, in the order of their capture.
+    cascades: VecDeque<usize>,
 }
 
 struct SizeCapture {
     rows: usize,
+    kinds: [KindCapture; Kind::ALL.len()],
+}
+
+#[derive(Default)]
+struct KindCapture {
     has_run: bool,
     /// Its GEMMs have other tactics by now.
     outdated: bool,
@@ -122,14 +155,15 @@ struct SizeCapture {
 impl NetworkCaptures {
     fn new(rows: &[usize], layers: usize) -> Self {
         assert!(rows.is_sorted_by(|a, b| a < b), "capture sizes in another order: {rows:?}");
-        let size = |&rows: &usize| SizeCapture { rows, has_run: false, outdated: false, captured: None, logits: None };
-        Self { sizes: rows.iter().map(size).collect(), layers, refused: false }
+        let size = |&rows: &usize| SizeCapture { rows, kinds: Default::default() };
+        Self { sizes: rows.iter().map(size).collect(), layers, refused: Default::default(), cascades: VecDeque::new() }
     }
 
     /// Device memory that its graphs take at most.
-    fn bytes(&self) -> u64 {
+    fn bytes(&self, most_cascades: usize) -> u64 {
         let kernels = self.layers as u64 * LAYER_KERNELS + OTHER_KERNELS;
-        self.sizes.len() as u64 * (kernels * KERNEL_BYTES + GRAPH_BYTES)
+        let steps = self.sizes.len() + self.sizes.len().min(most_cascades);
+        steps as u64 * (kernels * KERNEL_BYTES + GRAPH_BYTES)
     }
 
     fn padded(&self, rows: usize) -> usize {
@@ -137,50 +171,85 @@ impl NetworkCaptures {
     }
 
     /// A step of `rows` rows, padding included, ran kernel by kernel.
-    pub(crate) fn ran(&mut self, rows: usize) {
+    pub(crate) fn ran(&mut self, rows: usize, kind: Kind) {
         if let Some(size) = self.size(rows) {
-            size.has_run = true;
+            size.kinds[kind as usize].has_run = true;
         }
     }
 
     /// Rows of the next step, and whether such a step has run. What has comes first: it will run again.
     pub(crate) fn next(&self, is_compiled: impl Fn(Special) -> bool) -> Option<(usize, bool)> {
-        let is_left = |size: &SizeCapture| match size.current() {
-            _ if self.refused => false,
-            Some(captured) => size.outdated || captured.awaits().is_some_and(&is_compiled),
-            None => true,
+        let kind_of = |size: &SizeCapture| self.left(size, &is_compiled).map(|kind| (size.rows, size.has_run(kind)));
+        let left = || self.sizes.iter().filter_map(kind_of);
+        left().find(|(_, has_run)| *has_run).or_else(|| left().next())
+    }
+
+    /// The kind of a size's steps to capture, if one is left. Cascades follow where such a step has run: few sizes have
+    /// any.
+    fn left(&self, size: &SizeCapture, is_compiled: impl Fn(Special) -> bool) -> Option<Kind> {
+        let is_left = |kind: &Kind| match size.current(*kind) {
+            _ if self.refused[*kind as usize] => false,
+            Some(captured) => size.kinds[*kind as usize].outdated || captured.awaits().is_some_and(&is_compiled),
+            None => *kind == Kind::Plain || size.has_run(*kind),
         };
-        let left = || self.sizes.iter().filter(|size| is_left(size));
-        let size = left().find(|size| size.has_run).or_else(|| left().next())?;
-        Some((size.rows, size.has_run))
+        let mut left = Kind::ALL.into_iter().filter(is_left);
+        let first = left.next()?;
+        Some(left.find(|kind| size.has_run(*kind) && !size.has_run(first)).unwrap_or(first))
+    }
+
+    /// The kind of the steps of `rows` rows to capture.
+    pub(crate) fn kind(&self, rows: usize, is_compiled: impl Fn(Special) -> bool) -> Kind {
+        let size = self.sizes.iter().find(|size| size.rows == rows);
+        size.and_then(|size| self.left(size, is_compiled)).unwrap_or(Kind::Plain)
     }
 
     /// `logits`: where the step leaves them.
-    pub(crate) fn keep(&mut self, rows: usize, captured: CapturedStep, logits: Option<View>) {
+    pub(crate) fn keep(&mut self, rows: usize, kind: Kind, captured: CapturedStep, logits: Option<View>) {
         if let Some(size) = self.size(rows) {
-            (size.outdated, size.captured, size.logits) = (false, Some(captured), logits);
+            let kept = &mut size.kinds[kind as usize];
+            (kept.outdated, kept.captured, kept.logits) = (false, Some(captured), logits);
+        }
+        if kind == Kind::Cascade {
+            self.newest_cascade(rows);
+        }
+    }
+
+    /// Lets go of the one that was captured first, if there are too many.
+    fn newest_cascade(&mut self, rows: usize) {
+        self.cascades.retain(|other| *other != rows);
+        self.cascades.push_back(rows);
+        let is_full = self.cascades.len() > MOST_CASCADES;
+        let first = if is_full { self.cascades.pop_front() } else { None };
+        if let Some(size) = first.and_then(|first| self.size(first)) {
+            size.kinds[Kind::Cascade as usize] = KindCapture::default();
         }
     }
 
     fn renew(&mut self, are: impl Fn(usize) -> bool) {
-        let captured = self.sizes.iter_mut().filter(|size| size.captured.is_some());
-        captured.filter(|size| are(size.rows)).for_each(|size| size.outdated = true);
+        let kinds = self.sizes.iter_mut().filter(|size| are(size.rows)).flat_map(|size| &mut size.kinds);
+        kinds.filter(|kind| kind.captured.is_some()).for_each(|kind| kind.outdated = true);
     }
 
     fn forget_stale(&mut self) {
-        self.sizes.iter_mut().filter(|size| size.current().is_none()).for_each(|size| size.captured = None);
+        let kinds = self.sizes.iter_mut().flat_map(|size| &mut size.kinds);
+        kinds.filter(|kind| kind.current().is_none()).for_each(|kind| kind.captured = None);
     }
 
-    /// Nothing will be captured any more.
-    pub(crate) fn refuse(&mut self) {
-        self.refused = true;
-        self.sizes.iter_mut().for_each(|size| size.captured = None);
+    /// Nothing of this kind will be captured any more.
+    pub(crate) fn refuse(&mut self, kind: Kind) {
+        self.refused[kind as usize] = true;
+        self.sizes.iter_mut().for_each(|size| size.kinds[kind as usize].captured = None);
+    }
+
+    /// Whether steps of a kind run kernel by kernel for good.
+    pub(crate) fn refuses(&self, kind: Kind) -> bool {
+        self.refused[kind as usize]
     }
 
     /// The captured step of `rows` rows, padding included, and the logits that it leaves.
-    pub(crate) fn of(&self, rows: usize) -> Option<(&CapturedStep, Option<View>)> {
+    pub(crate) fn of(&self, rows: usize, kind: Kind) -> Option<(&CapturedStep, Option<View>)> {
         let size = self.sizes.iter().find(|size| size.rows == rows)?;
-        Some((size.current()?, size.logits))
+        Some((size.current(kind)?, size.kinds[kind as usize].logits))
     }
 
     fn size(&mut self, rows: usize) -> Option<&mut SizeCapture> {
@@ -189,6 +258,16 @@ impl NetworkCaptures {
 }
 
 impl SizeCapture {
+    fn current(&self, kind: Kind) -> Option<&CapturedStep> {
+        self.kinds[kind as usize].current()
+    }
+
+    fn has_run(&self, kind: Kind) -> bool {
+        self.kinds[kind as usize].has_run
+    }
+}
+
+impl KindCapture {
     fn current(&self) -> Option<&CapturedStep> {
         self.captured.as_ref().filter(|captured| captured.is_current())
     }
@@ -217,12 +296,41 @@ mod tests {
         assert_eq!(next(&NetworkCaptures::new(&[], 1)), None);
         let mut captures = NetworkCaptures::new(&[1, 2, 4], 1);
         assert_eq!(next(&captures), Some((1, false)));
-        captures.ran(4);
-        captures.ran(3);
+        captures.ran(4, Kind::Plain);
+        captures.ran(3, Kind::Plain);
         assert_eq!(next(&captures), Some((4, true)));
-        captures.refuse();
+        captures.refuse(Kind::Plain);
         assert_eq!(next(&captures), None);
         assert_eq!(captures.padded(3), 4);
+    }
+
+    #[test]
+    fn cascades_are_recorded_once_they_have_run() {
+        let mut captures = NetworkCaptures::new(&[2, 4], 1);
+        let kind = |captures: &NetworkCaptures, rows| captures.kind(rows, |_| true);
+        assert_eq!([2, 4].map(|rows| kind(&captures, rows)), [Kind::Plain, Kind::Plain]);
+        captures.ran(4, Kind::Cascade);
+        assert_eq!(captures.next(|_| true), Some((4, true)));
+        assert_eq!(kind(&captures, 4), Kind::Cascade);
+        // What cannot be recorded with it is without.
+        captures.refuse(Kind::Cascade);
+        assert!(captures.refuses(Kind::Cascade) && !captures.refuses(Kind::Plain));
+        assert_eq!(captures.next(|_| true), Some((2, false)));
+        assert_eq!(kind(&captures, 4), Kind::Plain);
+    }
+
+    #[test]
+    fn cascades_captured_long_ago_give_way() {
+        let sizes: Vec<usize> = (1..=MOST_CASCADES + 2).collect();
+        let mut captures = NetworkCaptures::new(&sizes, 1);
+        for &rows in &sizes {
+            captures.ran(rows, Kind::Cascade);
+            captures.newest_cascade(rows);
+        }
+        captures.newest_cascade(3);
+        let has_run = |rows: usize| captures.sizes[rows - 1].has_run(Kind::Cascade);
+        assert_eq!(sizes.iter().filter(|&&rows| has_run(rows)).count(), MOST_CASCADES);
+        assert_eq!([1, 2, 3].map(has_run), [false, false, true]);
     }
 
     #[test]
@@ -240,5 +348,8 @@ mod tests {
         assert_eq!(captures.bytes(), both);
         captures.set(target, &[], 30);
         assert_eq!(captures.bytes(), both - alone);
+        // With cascade attention some sizes count twice.
+        captures.most_cascades = 1;
+        assert_eq!(captures.bytes(), (both - alone) / 2 * 3);
     }
 }

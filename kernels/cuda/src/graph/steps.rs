@@ -7,7 +7,9 @@ use kernels::sample::{SampleRow, Ticket};
 
 use crate::CudaBackend;
 use crate::fusion::pass::Kept;
+use crate::graph::captures::Kind;
 use crate::runtime::activations::View;
+use crate::runtime::shared_prefix::SharedPrefix;
 
 impl Capture for CudaBackend {
     fn set_capture_sizes(&mut self, owner: CaptureOwner, rows: &[usize], layers: usize) {
@@ -47,15 +49,33 @@ impl CudaBackend {
     pub(crate) fn start(&mut self, batch: ops::Batch<'_>, owner: Option<CaptureOwner>) {
         let padded = owner.map(|owner| self.captures.padded(owner, batch.tokens.len()));
         self.padded_for = owner;
-        self.send(batch, padded);
+        let prefix =
+            if self.device.is_capturing() { self.prefix_to_capture(padded) } else { self.prefix(batch, owner) };
+        self.send(batch, padded, prefix.as_ref());
         self.batch.place(&mut self.device, self.slots.last_tokens());
     }
 
-    fn send(&mut self, batch: ops::Batch<'_>, padded: Option<usize>) {
+    /// What a step's sequences share, if it is to be attended to once; nothing where such steps cannot be captured.
+    fn prefix(&mut self, batch: ops::Batch<'_>, owner: Option<CaptureOwner>) -> Option<SharedPrefix> {
+        let captures = owner.and_then(|owner| self.captures.of(owner));
+        if captures.is_some_and(|captures| captures.refuses(Kind::Cascade)) {
+            return None;
+        }
+        self.attention.shared_prefix(&mut self.device, batch, &self.caches)
+    }
+
+    /// Some prefix, of which a captured step knows nothing, where one with cascade attention is to be captured.
+    fn prefix_to_capture(&self, rows: Option<usize>) -> Option<SharedPrefix> {
+        let (captures, rows) = (self.captures.of(self.padded_for?)?, rows?);
+        let kind = captures.kind(rows, |special| self.device.is_compiled(special, Duration::ZERO));
+        (kind == Kind::Cascade).then(SharedPrefix::default)
+    }
+
+    fn send(&mut self, batch: ops::Batch<'_>, padded: Option<usize>, prefix: Option<&SharedPrefix>) {
         self.device.bind();
         self.end_operations();
         self.matmul.tactics.begin(batch.sequences.is_empty());
-        self.batch.set(&mut self.device, batch, padded);
+        self.batch.set(&mut self.device, batch, padded, prefix);
         self.acts.begin(self.batch.rows());
         if !self.device.is_capturing() {
             self.lora.prepare(&mut self.device, self.acts.most_rows());
@@ -84,7 +104,7 @@ impl CudaBackend {
             return Ticket(u64::MAX);
         }
         if let Some(captures) = self.padded_for.and_then(|owner| self.captures.of_mut(owner)) {
-            captures.ran(self.batch.rows());
+            captures.ran(self.batch.rows(), Kind::of(self.batch.shares_prefix()));
         }
         self.slots.send(&mut self.device, rows, count);
         self.slots.end(&mut self.device, logits, rows, count)
@@ -103,14 +123,14 @@ impl CudaBackend {
         self.device.bind();
         let (ended, logits) = (self.device.stop_capture(), self.captured_logits.take());
         let owner = self.padded_for.ok_or(CaptureError::NotBegun)?;
-        let rows = self.batch.rows();
+        let (rows, kind) = (self.batch.rows(), Kind::of(self.batch.shares_prefix()));
         // Choosing between graph and kernel begins steps of its own.
         let captured = ended.map(|graph| self.whole_step(graph));
         let captures = self.captures.of_mut(owner).ok_or(CaptureError::NotBegun)?;
         match captured {
-            Ok(captured) => captures.keep(rows, captured, logits),
+            Ok(captured) => captures.keep(rows, kind, captured, logits),
             Err(reason) => {
-                captures.refuse();
+                captures.refuse(kind);
                 return Err(reason);
             }
         }
@@ -125,13 +145,15 @@ impl CudaBackend {
         rows: &[SampleRow],
     ) -> Option<Ticket> {
         let padded = self.captures.padded(owner, batch.tokens.len());
-        self.captures.of(owner)?.of(padded)?;
+        let prefix = self.prefix(batch, Some(owner));
+        let kind = Kind::of(prefix.is_some());
+        self.captures.of(owner)?.of(padded, kind)?;
         let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
         self.padded_for = Some(owner);
-        self.send(batch, Some(padded));
+        self.send(batch, Some(padded), prefix.as_ref());
         self.slots.send(&mut self.device, rows, padded);
         // Not before the batch is there: making room for it frees memory.
-        let (captured, logits) = self.captures.of(owner)?.of(padded)?;
+        let (captured, logits) = self.captures.of(owner)?.of(padded, kind)?;
         let Some(step) = captured.as_whole(tokens) else {
             self.batch.place(&mut self.device, self.slots.last_tokens());
             self.device.launch_graph(captured.graph());
@@ -145,14 +167,16 @@ impl CudaBackend {
     /// Runs a captured step up to its logits, if there is one for as many rows; [`Self::sample_tokens`] follows.
     pub(crate) fn replay_to_logits(&mut self, owner: CaptureOwner, batch: ops::Batch<'_>) -> bool {
         let padded = self.captures.padded(owner, batch.tokens.len());
-        if self.captures.of(owner).is_none_or(|captures| captures.of(padded).is_none()) {
+        let prefix = self.prefix(batch, Some(owner));
+        let kind = Kind::of(prefix.is_some());
+        if self.captures.of(owner).is_none_or(|captures| captures.of(padded, kind).is_none()) {
             return false;
         }
         let tokens = batch.sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
         self.padded_for = Some(owner);
-        self.send(batch, Some(padded));
+        self.send(batch, Some(padded), prefix.as_ref());
         // Not before the batch is there: making room for it frees memory.
-        let Some((captured, _)) = self.captures.of(owner).and_then(|captures| captures.of(padded)) else {
+        let Some((captured, _)) = self.captures.of(owner).and_then(|captures| captures.of(padded, kind)) else {
             return false;
         };
         match captured.as_whole(tokens) {

@@ -54,6 +54,7 @@ const LAYOUTS: &[Layout] = &[
     <attention::layer::Layer as Twin>::LAYOUT,
     <runtime::batch::Pointers as Twin>::LAYOUT,
     <whole_step::BestTo as Twin>::LAYOUT,
+    <attention::attention_cascade::Cascade as Twin>::LAYOUT,
     <moe::routing::Chosen as Twin>::LAYOUT,
     <gemm::matmul_wgmma::CodeScales as Twin>::LAYOUT,
     <recurrent::Columns as Twin>::LAYOUT,

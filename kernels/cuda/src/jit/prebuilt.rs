@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use crate::attention::attention_cascade;
 use crate::attention::attention_decode::{self, Ring};
 use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
@@ -67,6 +68,10 @@ fn usual(arch: Arch) -> Vec<Special> {
         let dims = HeadDims::same(dim);
         Ring::of(types.cache, dims).map(|ring| attention_decode::special(types, dims, 1, ring))
     });
+    let cascade = caches.iter().flat_map(|&(types, dim)| {
+        // As many query heads a key head as one tile of them has.
+        attention_cascade::specials(types, HeadDims::same(dim), 8)
+    });
     let prefill = caches.iter().map(|&(types, dim)| attention_prefill::special(types, HeadDims::same(dim)));
     let hopper = [plain, narrow].into_iter().flat_map(|types| {
         let dims = attention_prefill::hopper_heads(types.cache).iter();
@@ -78,6 +83,7 @@ fn usual(arch: Arch) -> Vec<Special> {
         .chain(experts::usual(arch, dtype))
         .chain(lora_mma::specials(dtype))
         .chain(decode)
+        .chain(cascade)
         .chain(prefill)
         .chain(hopper.filter(|_| arch == HOPPER))
         .chain(whole_step::usual(arch))

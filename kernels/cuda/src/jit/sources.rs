@@ -101,6 +101,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
 
 /// Those that are compiled for one type and shape at a time, sorted.
 pub(crate) const SPECIAL: &[Source] = sources! {
+    "attention_cascade" in "attention"
     "attention_decode" in "attention"
     "attention_prefill" in "attention"
     "attention_prefill_hopper" in "attention"
@@ -133,6 +134,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("adapter_rows.cuh", include_str!("../../csrc/include/adapter_rows.cuh")),
     ("adapter_sums.cuh", include_str!("../../csrc/include/adapter_sums.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
+    ("cascade.cuh", include_str!("../../csrc/attention/cascade.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),

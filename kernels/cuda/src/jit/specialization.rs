@@ -39,6 +39,13 @@ impl Special {
         Self { with_cache: true, ..self }
     }
 
+    /// The same with one more macro.
+    pub(crate) fn with(mut self, name: &'static str, value: usize) -> Self {
+        let free = self.sizes.iter_mut().find(|(name, _)| name.is_empty());
+        *free.expect("fewer macros than there is room for") = (name, value);
+        self
+    }
+
     /// The compiler's options.
     pub(crate) fn options(&self) -> Vec<String> {
         let sizes = self.sizes.iter().filter(|(name, _)| !name.is_empty());

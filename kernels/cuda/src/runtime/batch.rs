@@ -6,6 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::jit::layouts::twin;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
+use crate::runtime::shared_prefix::SharedPrefix;
 use crate::runtime::upload::Upload;
 use kernels::ops::{self, KvShape};
 
@@ -13,8 +14,11 @@ use kernels::ops::{self, KvShape};
 const ALONE: usize = 2;
 /// Row of no sequence.
 const NOBODY: u32 = u32::MAX;
-/// Numbers in `counts`.
-const COUNTS: usize = 4;
+/// Where `counts` says how many sequences share a prefix and of how many tokens at most, and how many blocks of each
+/// table, as far as there is room before the tokens.
+const PREFIX: usize = 4;
+const SHARED: usize = 8;
+const TOKENS: usize = 64;
 
 /// `struct Batch` of kernels/cuda/csrc/include/quire.cuh.
 #[repr(C)]
@@ -30,10 +34,14 @@ pub(crate) struct Pointers {
     pub(crate) first_block: CUdeviceptr,
     blocks: CUdeviceptr,
     slots: CUdeviceptr,
+    members: CUdeviceptr,
+    member: CUdeviceptr,
+    shared: CUdeviceptr,
 }
 
 twin!(Pointers = "Batch" {
     counts, tokens, positions, row_sequence, first_row, num_rows, start, first_block, blocks, slots,
+    members, member, shared,
 });
 
 /// Numbers that a list that grows to `need` has room for.
@@ -56,6 +64,9 @@ impl Pointers {
             first_block: at(layout.first_block),
             blocks: at(layout.blocks),
             slots: at(layout.slots),
+            members: at(layout.members),
+            member: at(layout.member),
+            shared: at(SHARED),
         }
     }
 }
@@ -118,6 +129,8 @@ pub(crate) struct Batch {
     lengths: Vec<usize>,
     /// The highest slot of a sequence.
     last_slot: Option<usize>,
+    /// Some sequences share a prefix, or those of the steps to be recorded will.
+    shares: bool,
 }
 
 impl Batch {
@@ -138,6 +151,11 @@ impl Batch {
     /// Those that launches are made for.
     pub(crate) fn sequences(&self) -> usize {
         self.lengths.len()
+    }
+
+    /// Whether some sequences share a prefix.
+    pub(crate) fn shares_prefix(&self) -> bool {
+        self.shares
     }
 
     /// All of the step's.
@@ -209,8 +227,15 @@ impl Batch {
     }
 
     /// Sends a batch to the device; if `padded`, with rows up to that number at its end that count as sequences of one
-    /// row each. While steps are recorded, nothing is sent. Kernels find it once it is [placed](Self::place).
-    pub(crate) fn set(&mut self, device: &mut Device, batch: ops::Batch<'_>, padded: Option<usize>) {
+    /// row each. `prefix`: what some of its sequences share, if that is to be attended to once. While steps are
+    /// recorded, nothing is sent. Kernels find it once it is [placed](Self::place).
+    pub(crate) fn set(
+        &mut self,
+        device: &mut Device,
+        batch: ops::Batch<'_>,
+        padded: Option<usize>,
+        prefix: Option<&SharedPrefix>,
+    ) {
         let ops::Batch { tokens, positions, sequences } = batch;
         assert_eq!(tokens.len(), positions.len(), "tokens and positions of a batch");
         let rows = padded.unwrap_or(tokens.len());
@@ -232,13 +257,17 @@ impl Batch {
             self.lengths.resize(rows, 1);
         }
         self.last_slot = sequences.iter().map(|sequence| sequence.slot).max();
+        self.shares = prefix.is_some();
         let (tables, blocks) = (self.tables, self.blocks.iter().sum());
         self.reserve(device, Capacity { rows, sequences: self.lengths.len(), tables, blocks });
         self.turn_to(0);
         let capacity = self.capacity;
         if !device.is_capturing() {
             self.len = capacity.layout().len(blocks);
-            self.sent = self.upload.send(device, self.len, |numbers| capacity.fill(batch, rows, numbers));
+            self.sent = self.upload.send(device, self.len, |numbers| {
+                capacity.fill(batch, rows, numbers);
+                capacity.fill_prefix(prefix, numbers);
+            });
         }
     }
 
@@ -262,7 +291,14 @@ impl Batch {
     pub(crate) fn turn_to(&mut self, table: u32) {
         let list = |table: usize| (table * self.capacity.sequences * size_of::<u32>()) as u64;
         self.pointers.first_block = self.pointers.first_block - list(self.table) + list(table as usize);
+        let shared = (SHARED + table as usize).min(TOKENS - 1);
+        self.pointers.shared = self.pointers.counts + (shared * size_of::<u32>()) as u64;
         self.table = table as usize;
+    }
+
+    /// The block table of each sequence that kernels see.
+    pub(crate) fn table(&self) -> usize {
+        self.table
     }
 
     /// Entries of `first_block` before the list of a table.
@@ -319,6 +355,8 @@ struct Layout {
     start: usize,
     first_block: usize,
     slots: usize,
+    members: usize,
+    member: usize,
     blocks: usize,
 }
 
@@ -331,7 +369,7 @@ impl Layout {
 impl Capacity {
     /// Lists start at multiples of 64 numbers (capacities are such multiples, or powers of two above).
     fn layout(&self) -> Layout {
-        let (tokens, rows, sequences) = (64, self.rows, self.sequences);
+        let (tokens, rows, sequences) = (TOKENS, self.rows, self.sequences);
         let positions = tokens + rows;
         let row_sequence = positions + rows;
         let first_row = row_sequence + rows;
@@ -340,8 +378,22 @@ impl Capacity {
         let first_block = start + sequences;
         // A list for each table.
         let slots = first_block + self.tables * sequences;
-        let blocks = slots + sequences;
-        Layout { tokens, positions, row_sequence, first_row, num_rows, start, first_block, slots, blocks }
+        let members = slots + sequences;
+        let member = members + sequences;
+        let blocks = member + sequences;
+        Layout {
+            tokens,
+            positions,
+            row_sequence,
+            first_row,
+            num_rows,
+            start,
+            first_block,
+            slots,
+            members,
+            member,
+            blocks,
+        }
     }
 
     /// `rows`: padding included.
@@ -353,7 +405,7 @@ impl Capacity {
         let longest = sequences.iter().map(|sequence| sequence.start + sequence.num_rows).max().unwrap_or(0);
         let chunk = sequences.iter().map(|sequence| sequence.num_rows).max().unwrap_or(0);
         let counts = [rows, sequences.len(), longest, chunk].map(|count| count as u32);
-        numbers[..COUNTS].copy_from_slice(&counts);
+        numbers[..counts.len()].copy_from_slice(&counts);
         numbers[layout.tokens..][..rows].copy_from_slice(tokens);
         numbers[layout.positions..][..rows].copy_from_slice(positions);
         // Any token will do, but must be one.
@@ -373,6 +425,24 @@ impl Capacity {
                 numbers[layout.blocks + first_block..][..blocks.len()].copy_from_slice(blocks);
                 first_block += blocks.len();
             }
+        }
+    }
+}
+
+impl Capacity {
+    /// What cascade attention is told; without a prefix, that there is none.
+    fn fill_prefix(&self, prefix: Option<&SharedPrefix>, numbers: &mut [u32]) {
+        let layout = self.layout();
+        numbers[layout.member..][..self.sequences].fill(NOBODY);
+        numbers[PREFIX..TOKENS].fill(0);
+        let Some(SharedPrefix { members, blocks, tokens }) = prefix else { return };
+        numbers[PREFIX..][..2].copy_from_slice(&[members.len() as u32, *tokens as u32]);
+        let shared = blocks.iter().map(|&blocks| blocks as u32);
+        // The last place is that of all tables there is no room for: nothing is shared there.
+        numbers[SHARED..TOKENS - 1].iter_mut().zip(shared).for_each(|(to, blocks)| *to = blocks);
+        for (member, &sequence) in members.iter().enumerate() {
+            numbers[layout.members + member] = sequence as u32;
+            numbers[layout.member + sequence] = member as u32;
         }
     }
 }
@@ -402,5 +472,25 @@ mod tests {
         assert_eq!(numbers[layout.first_block..][..2], [0, 4]);
         assert_eq!(numbers[layout.first_block + 64..][..2], [2, 5]);
         assert_eq!(numbers[layout.blocks..], [9, 8, 6, 5, 7, 4]);
+    }
+
+    #[test]
+    fn a_prefix_lies_as_kernels_expect_it_and_is_gone_when_there_is_none() {
+        let capacity = Capacity { rows: 64, sequences: 64, tables: 2, blocks: 64 };
+        let layout = capacity.layout();
+        let mut numbers = vec![77; layout.len(0)];
+        let prefix = SharedPrefix { members: vec![1, 4, 5], blocks: vec![0, 9], tokens: 150 };
+        capacity.fill_prefix(Some(&prefix), &mut numbers);
+        assert_eq!(numbers[4..6], [3, 150]);
+        assert_eq!(numbers[SHARED..][..3], [0, 9, 0]);
+        assert_eq!(numbers[layout.members..][..3], [1, 4, 5]);
+        assert_eq!(numbers[layout.member..][..7], [NOBODY, 0, NOBODY, NOBODY, 1, 2, NOBODY]);
+        // More tables than there is room for.
+        let prefix = SharedPrefix { blocks: vec![3; 100], ..prefix };
+        capacity.fill_prefix(Some(&prefix), &mut numbers);
+        assert_eq!((numbers[62], numbers[63], numbers[64]), (3, 0, 77));
+        capacity.fill_prefix(None, &mut numbers);
+        assert_eq!(numbers[4..64], [0; 60]);
+        assert!(numbers[layout.member..][..64].iter().all(|member| *member == NOBODY));
     }
 }

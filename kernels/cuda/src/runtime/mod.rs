@@ -10,6 +10,7 @@ pub(crate) mod handles;
 pub(crate) mod libraries;
 pub(crate) mod limits;
 pub(crate) mod profile;
+pub(crate) mod shared_prefix;
 pub(crate) mod step_preference;
 pub(crate) mod tensor_map;
 pub(crate) mod upload;

@@ -1,6 +1,8 @@
 //! Rope, cache and attention against float64, over head shapes, block sizes, ragged batches and everything attention
 //! does on the side.
 
+mod cascade;
+
 use super::{Random, backends, check, check_relative, filled_in, gpu, poisoned};
 use kernels::ops::{
     Attention, Backend, Batch, DType, HeadScales, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, RelativeBias, Rope,
@@ -202,12 +204,12 @@ fn samples(part: &Part, heads: Heads) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// What every backend should find for the samples, part by part.
-fn references(case: &Case<'_>, width: usize, scale: f32) -> Vec<Vec<f64>> {
-    let heads = case.heads;
+fn references(case: &Case<'_>, shared: &[usize], scale: f32) -> Vec<Vec<f64>> {
+    let (heads, width) = (case.heads, width(case.heads));
     let mut all = Vec::new();
     for part in case.parts {
-        let mut rows: Vec<Vec<f32>> =
-            (0..part.start + part.rows).map(|at| rounded_row(width, part.sequence, at, case.acts)).collect();
+        let row = |at| rounded_row(width, owner(shared, part.sequence, at), at, case.acts);
+        let mut rows: Vec<Vec<f32>> = (0..part.start + part.rows).map(row).collect();
         let (keys, values) = (heads.q * heads.dim, (heads.q + heads.kv) * heads.dim);
         for row in &mut rows {
             let kept = |x: &mut f32, scale: f32| *x = super::round_cached(*x * (1.0 / scale), case.dtype) * scale;
@@ -232,24 +234,48 @@ fn rounded_row(width: usize, sequence: usize, position: usize, acts: DType) -> V
     row(SEED, width, sequence, position).into_iter().map(|x| super::round(x, acts)).collect()
 }
 
+/// Whose row a sequence has at a position, if it shares its first tokens with others.
+fn owner(shared: &[usize], sequence: usize, position: usize) -> usize {
+    const EVERYBODY: usize = 1 << 20;
+    if shared.get(sequence).is_some_and(|tokens| position < *tokens) { EVERYBODY } else { sequence }
+}
+
 /// Fills sequences, runs the step, and checks some heads and rows of it.
 pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
+    check_sharing(backends, case, &[]);
+}
+
+/// The same where the parts are of one sequence each, in order, whose first `shared` tokens, whole blocks, lie in the
+/// same blocks: those of the sequence that shares most.
+fn check_sharing(backends: &mut [Box<dyn Backend>], case: &Case<'_>, shared: &[usize]) {
     let Case { heads, block_size, dtype, acts, parts, extras } = *case;
     let scale = extras.scale.unwrap_or_else(|| (heads.dim as f32).sqrt().recip());
     let width = width(heads);
-    let wanted = references(case, width, scale);
+    let wanted = references(case, shared, scale);
     let lengths: Vec<usize> = parts.iter().map(|part| part.start + part.rows).collect();
-    let history: Vec<Part> = parts.iter().map(|part| Part { start: 0, rows: part.start, ..*part }).collect();
+    let first = (0..shared.len()).max_by_key(|&sequence| shared[sequence]);
+    // Shared blocks are written once.
+    let history = parts.iter().map(|part| {
+        let begin = if first == Some(part.sequence) { 0 } else { shared.get(part.sequence).copied().unwrap_or(0) };
+        Part { start: begin, rows: part.start - begin, ..*part }
+    });
+    let history: Vec<Part> = history.filter(|part| part.rows > 0).collect();
     for backend in backends {
         let backend = &mut **backend;
         let mut world = World { acts, ..World::new(backend, heads, block_size, dtype, &lengths) };
+        for (sequence, tokens) in shared.iter().enumerate() {
+            let blocks = tokens / block_size;
+            let head = world.blocks[first.expect("some share")][..blocks].to_vec();
+            world.blocks[sequence][..blocks].copy_from_slice(&head);
+        }
         world.kv.scales = extras.scales;
         world.kv.head_scales = extras
             .head_scales
             .as_ref()
             .map(|[key, value]| HeadScales { key: backend.load_vector(key), value: backend.load_vector(value) });
-        world.step(backend, &history, |sequence, position| rounded_row(width, sequence, position, acts));
-        let qkv = world.step(backend, parts, |sequence, position| rounded_row(width, sequence, position, acts));
+        let row = |sequence, at| rounded_row(width, owner(shared, sequence, at), at, acts);
+        world.step(backend, &history, row);
+        let qkv = world.step(backend, parts, row);
         let layer = Attention {
             heads,
             scale,
@@ -266,8 +292,10 @@ pub fn check_case(backends: &mut [Box<dyn Backend>], case: &Case<'_>) {
         let out = backend.new_rounded_act(parts.iter().map(|part| part.rows).sum(), heads.q * heads.v_dim, acts);
         backend.host_mut(out).fill(f32::NAN);
         backend.attention(qkv, layer, world.kv, None, out);
-        let what =
-            format!("{} {heads:?} blocks of {block_size} {dtype:?} {acts:?} {parts:?} {extras:?}", backend.describe());
+        let what = format!(
+            "{} {heads:?} blocks of {block_size} {dtype:?} {acts:?} {parts:?} sharing {shared:?} {extras:?}",
+            backend.describe()
+        );
         let got = backend.read(out);
         assert!(got.iter().all(|x| x.is_finite()), "{what}: not finite");
         check_rows(&what, got, case, &wanted, |_, _| true);

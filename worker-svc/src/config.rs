@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::avai
 
 use clap::{ArgAction, ValueEnum};
 use kernels::ops::{DType, KvDType};
-use kernels_cuda::{AllReduce, AttentionBackend, CudaOptions, Folders, Surroundings, WholeSteps};
+use kernels_cuda::{AllReduce, AttentionBackend, CascadeAttention, CudaOptions, Folders, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
 use proto::Setting;
 use service_kit::{
@@ -127,6 +127,11 @@ pub struct Args {
     /// those on tensor cores of any architecture, plain: one for any shape and type
     #[arg(long, value_name = "KERNELS", default_value = "auto", ignore_case = true)]
     pub attention_backend: AttentionKernel,
+
+    /// Do not read the KV blocks that sequences share once for all of them in decode attention, whose sums come in
+    /// another order then
+    #[arg(long)]
+    pub disable_cascade_attn: bool,
 
     /// The longest sequence.
     #[command(flatten)]
@@ -306,6 +311,10 @@ impl Args {
                 Some(false) => WholeSteps::Never,
             },
             attention,
+            cascade: match self.disable_cascade_attn {
+                true => CascadeAttention::Never,
+                false => CascadeAttention::Paying,
+            },
             ..CudaOptions::default()
         }
     }
@@ -330,6 +339,7 @@ impl Args {
             setting("build", service_kit::VERSION.to_owned()),
             setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
             setting("--attention-backend", word(self.attention_backend)),
+            setting("--disable-cascade-attn", self.disable_cascade_attn.to_string()),
             setting("--load-format", word(self.load_format)),
             setting("--runner, --convert, --task or --pooler-config", format!("{:?}", self.pooling.options())),
             setting("--pipeline-layer-partition", self.stages.partition_text()),
@@ -430,6 +440,17 @@ mod tests {
         let flags = ["--device=auto", "--device=cuda"];
         let args: Args = parse_flags(required.iter().chain(&flags)).expect("flags that may be repeated");
         assert_eq!(args.device, Device::Cuda);
+    }
+
+    #[test]
+    fn shared_blocks_are_read_once_unless_that_is_switched_off() {
+        let cascade = |flags: &[&str]| {
+            let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+            let args: Args = parse_flags(required.iter().chain(flags)).expect("flags");
+            args.cuda_options().cascade
+        };
+        assert_eq!(cascade(&[]), CascadeAttention::Paying);
+        assert_eq!(cascade(&["--disable-cascade-attn"]), CascadeAttention::Never);
     }
 
     #[test]

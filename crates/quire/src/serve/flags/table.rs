@@ -49,6 +49,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(WORKER, "convert"),
             to(WORKER, "cudagraph-capture-sizes"),
             to(WORKER, "device"),
+            to(WORKER, "disable-cascade-attn"),
             used(SERVE, "download-dir"),
             to(WORKER, "dtype"),
             to(WORKER, "enforce-eager"),

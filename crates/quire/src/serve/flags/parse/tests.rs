@@ -28,6 +28,8 @@ fn spellings_of_vllm_are_understood() {
         ("--max-logprobs -1", To::GATEWAY, "--max-logprobs=-1"),
         ("--allowed-origins [\"*\"]", To::GATEWAY, "--allowed-origins=[\"*\"]"),
         ("--max-num-seqs 3", To::DETOKENIZER, ""),
+        ("--disable-cascade-attn", To::WORKER, "--disable-cascade-attn"),
+        ("--no-disable-cascade-attn", To::WORKER, ""),
     ] {
         assert_eq!(passed(process, line), words, "{line}");
     }

@@ -5,7 +5,8 @@
 //! ...]`, of [`PARTS`], `mixture` and [`MODELS`]
 //!
 //! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
-//! wherever that can. `mma`, after it: attention by the kernels that every architecture has.
+//! wherever that can. `mma`, after it: attention by the kernels that every architecture has. `no-cascade`, after that:
+//! blocks that sequences share are read by each of them; without it, once wherever two share any.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
@@ -13,13 +14,14 @@
 //! Weights and caches are rotated so that none is still in the GPU's cache.
 
 mod adapters;
+mod cascade;
 mod layer;
 mod many;
 mod mixture;
 mod packed;
 
 use kernels::ops::*;
-use kernels_cuda::{AttentionBackend, CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
+use kernels_cuda::{AttentionBackend, CascadeAttention, CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
 use std::time::Instant;
 
 /// Rows of the largest step, tokens of a block, and bytes that a rotation covers at least.
@@ -63,10 +65,12 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [(&str, Part); 14] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
     ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
+    ("prefix", |bench, model| bench.prefix(model, KvDType::Float(DType::Bf16))),
+    ("prefix-fp8", |bench, model| bench.prefix(model, KvDType::E4m3)),
     ("prefill", |bench, model| bench.prefill(model, KvDType::Float(DType::Bf16))),
     ("prefill-fp8", |bench, model| bench.prefill(model, KvDType::E4m3)),
     ("rowwise", Bench::rowwise),
@@ -86,10 +90,13 @@ fn main() -> Result<(), String> {
         if word == "own" { GemmTactics::Wgmma } else { GemmTactics::Library }
     });
     let attention = words.next_if(|word| word == "mma").map_or(AttentionBackend::Auto, |_| AttentionBackend::Mma);
+    let cascade =
+        words.next_if(|word| word == "no-cascade").map_or(CascadeAttention::Always, |_| CascadeAttention::Never);
     let words: Vec<String> = words.collect();
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
-    let mut bench = Bench::open([memory * 1e12, tensor * 1e12], gemms, attention)?;
+    let options = CudaOptions { gemms, attention, cascade, ..CudaOptions::default() };
+    let mut bench = Bench::open([memory * 1e12, tensor * 1e12], options)?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
     let models: Vec<&Model> = MODELS.iter().filter(|model| named.iter().any(|word| word == model.name)).collect();
@@ -110,7 +117,7 @@ fn main() -> Result<(), String> {
 }
 
 impl Bench {
-    fn open([memory, tensor]: [f64; 2], gemms: GemmTactics, attention: AttentionBackend) -> Result<Self, String> {
+    fn open([memory, tensor]: [f64; 2], options: CudaOptions) -> Result<Self, String> {
         let variable = std::env::var_os;
         let (named, virtual_env, path) =
             (variable("QUIRE_CUDA_LIBRARY_PATH"), variable("VIRTUAL_ENV"), variable("PATH"));
@@ -118,7 +125,7 @@ impl Bench {
             Surroundings { named: named.as_deref(), virtual_env: virtual_env.as_deref(), path: path.as_deref() };
         let kernel_cache = variable("QUIRE_KERNEL_CACHE").map(Into::into);
         let folders = Folders::of(surroundings);
-        let options = CudaOptions { folders, kernel_cache, gemms, attention, ..CudaOptions::default() };
+        let options = CudaOptions { folders, kernel_cache, ..options };
         let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
         let noise = noise(256 << 20);
         let (rows, width) = (65536, 2048);
@@ -133,14 +140,19 @@ impl Bench {
 
     /// Starts a step of sequences with (tokens in the cache, rows), the blocks of each after those of the one before.
     fn begin(&mut self, sequences: &[(usize, usize)]) {
+        self.begin_sharing(0, sequences);
+    }
+
+    /// The same where all have their first `shared` blocks in common.
+    fn begin_sharing(&mut self, shared: u32, sequences: &[(usize, usize)]) {
         let rows = sequences.iter().map(|(_, rows)| rows).sum();
         let positions: Vec<u32> =
             sequences.iter().flat_map(|(start, rows)| (*start..start + rows).map(|position| position as u32)).collect();
-        let (mut tables, mut first): (Vec<Vec<u32>>, u32) = (Vec::new(), 0);
+        let (mut tables, mut first): (Vec<Vec<u32>>, u32) = (Vec::new(), shared);
         for (start, rows) in sequences {
-            let count = (start + rows).div_ceil(BLOCK) as u32;
-            tables.push((first..first + count).collect());
-            first += count;
+            let own = (start + rows).div_ceil(BLOCK) as u32 - shared;
+            tables.push((0..shared).chain(first..first + own).collect());
+            first += own;
         }
         let mut first_row = 0;
         let parts: Vec<Sequence<'_>> = (sequences.iter().zip(tables.chunks(1)).enumerate())

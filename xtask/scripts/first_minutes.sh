@@ -3,9 +3,10 @@
 # cache, then with what the first server left there. Prints throughput, TTFT and TPOT of each load. Needs a GPU.
 #
 #   xtask/scripts/first_minutes.sh [QUIRE]        QUIRE: the program [default: target/release/quire]
-#   MODEL=… LOADS="16:1000:128:64 …" CACHE=… xtask/scripts/first_minutes.sh
+#   MODEL=… LOADS="16:1000:128:64 …" CACHE=… ROUNDS="empty filled vllm" PYTHON=… xtask/scripts/first_minutes.sh
 #
-# A load is clients:input:output:prompts. CACHE keeps the kernel cache.
+# A load is clients:input:output:prompts[:prefix], lengths in tokens; all prompts begin with the same prefix. CACHE keeps
+# the kernel cache. The round vllm puts the same loads on `vllm serve`, of PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 quire=${1:-target/release/quire}
@@ -27,22 +28,30 @@ if [ -z "$model" ]; then
     flags=(--load-format dummy --dtype bfloat16)
 fi
 
-for round in empty filled; do
+serve() {
+    local flags=("$model" "${flags[@]}" --port "$port" --host 127.0.0.1 --disable-uvicorn-access-log)
+    case $1 in
+        vllm) exec "${PYTHON:-python3}" -m vllm.entrypoints.cli.main serve "${flags[@]}" ;;
+        *) QUIRE_KERNEL_CACHE=$cache exec "$quire" serve "${flags[@]}" ;;
+    esac
+}
+
+for round in ${ROUNDS:-empty filled}; do
     start=$(date +%s%N)
-    QUIRE_KERNEL_CACHE=$cache "$quire" serve "$model" "${flags[@]}" --port "$port" --host 127.0.0.1 \
-        --disable-uvicorn-access-log > "$folder/log" 2>&1 &
+    serve "$round" > "$folder/log" 2>&1 &
     server=$!
     until curl -sf "http://127.0.0.1:$port/health" > /dev/null; do
         kill -0 "$server" || { cat "$folder/log"; exit 1; }
         sleep 0.05
     done
-    echo "== $round kernel cache: ready after $((($(date +%s%N) - start) / 1000000)) ms"
+    echo "== $round: ready after $((($(date +%s%N) - start) / 1000000)) ms"
     seed=0
     for load in $loads; do
-        IFS=: read -r clients input output prompts <<< "$load"
-        "$quire" bench serve --port "$port" --random-input-len "$input" --random-output-len "$output" --ignore-eos \
-            --num-prompts "$prompts" --max-concurrency "$clients" --seed $((++seed)) --disable-tqdm > "$folder/report"
-        echo "-- $clients clients, $input/$output"
+        IFS=: read -r clients input output prompts prefix <<< "$load"
+        "$quire" bench serve --port "$port" --random-input-len "$input" --random-output-len "$output" \
+            --random-prefix-len "${prefix:-0}" --ignore-eos --num-prompts "$prompts" --max-concurrency "$clients" \
+            --seed $((++seed)) --disable-tqdm > "$folder/report"
+        echo "-- $clients clients, ${prefix:+$prefix + }$input/$output"
         grep -iE "output token throughput|(median|p99) (ttft|tpot)" "$folder/report"
     done
     kill "$server"

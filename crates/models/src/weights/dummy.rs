@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use kernels::ops::{DType, NoiseRows, mix};
 
 use super::cast::{cast, narrow};
+use super::spread::spread;
 use super::{Chunk, DummyFormat, Fetched, Random, Role, Slice, Stored, Weights};
 use crate::error::LoadError;
 
@@ -17,7 +18,7 @@ pub(crate) struct Dummy {
     pub dtype: DType,
     /// What projections are in place of numbers.
     pub stored: Option<DummyFormat>,
-    /// How many make codes.
+    /// How many make numbers and codes.
     pub threads: usize,
 }
 
@@ -77,21 +78,21 @@ impl Dummy {
 
     fn uniform(&self, slice: &Slice, out: &mut Vec<u8>) {
         let values = self.values(slice, self.dtype);
-        let rows = values.rows(slice);
-        out.resize(slice.elements() * self.dtype.size(), 0);
-        match self.dtype {
-            DType::F32 => fill::<4>(&rows, slice.cols.len(), out),
-            DType::Bf16 | DType::F16 => fill::<2>(&rows, slice.cols.len(), out),
-        }
+        let (rows, cols, size) = (values.rows(slice), slice.cols.len().max(1), self.dtype.size());
+        out.resize(slice.elements() * size, 0);
+        spread(out, cols * size, self.threads, |first_row, part| match self.dtype {
+            DType::F32 => fill::<4>(&rows, first_row, cols, part),
+            DType::Bf16 | DType::F16 => fill::<2>(&rows, first_row, cols, part),
+        });
     }
 }
 
-/// Fills `out` with elements of `N` bytes.
-fn fill<const N: usize>(rows: &NoiseRows<'_>, cols: usize, out: &mut [u8]) {
+/// Fills `out` with rows of `cols` elements of `N` bytes, from the slice's row `first_row` on.
+fn fill<const N: usize>(rows: &NoiseRows<'_>, first_row: usize, cols: usize, out: &mut [u8]) {
     let (levels, out) = (rows.levels.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
     let first = rows.first_col;
     for (row, out) in out.chunks_exact_mut(cols).enumerate() {
-        let row_key = rows.row_key(row);
+        let row_key = rows.row_key(first_row + row);
         // Four elements from each 64-bit draw.
         let draw = |col: usize| mix(row_key.wrapping_add((col / 4) as u64));
         let (mut col, mut bits) = (first, draw(first) >> (16 * (first % 4)));
@@ -125,6 +126,19 @@ mod tests {
         for (i, value) in part.iter().enumerate() {
             assert_eq!(*value, whole[(10 + i / 26) * 48 + 5 + i % 26]);
         }
+    }
+
+    #[test]
+    fn threads_make_the_same_numbers() {
+        let slice = Slice {
+            location: "w".to_owned().into(),
+            shape: vec![999, 1001],
+            rows: 3..999,
+            cols: 2..1001,
+            role: Role::Matrix,
+        };
+        let bytes = |threads| Dummy { seed: 7, dtype: DType::Bf16, stored: None, threads }.chunk(&slice).bytes;
+        assert_eq!(bytes(1), bytes(5));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 
 use kernels::ops::Sequence;
 
-/// Sequences of a group at least, and tokens that they share. Much of what is read again comes from the GPU's cache, and
-/// a tile of the kernel has room for the heads of 32 sequences of four a kv head: with 8 sequences it is slower however
-/// much they share (H100, Llama-8B, 16,384 tokens: 76 us and 68; with 64: 183 and 470).
+/// Sequences of a group at least, and tokens that they share. Much of what is read again comes from the GPU's cache,
+/// and a tile of the kernel has room for the heads of 32 sequences of four a kv head: with 8 sequences it is slower
+/// however much they share (H100, Llama-8B, 16,384 tokens: 76 us and 68; with 64: 183 and 470).
 const LEAST_MEMBERS: usize = 16;
 const LEAST_TOKENS: usize = 256;
 /// Keys and values of a layer that need not be read again, in bytes, from which on a second kernel pays (64 sequences

@@ -122,3 +122,16 @@ fn subject(ranks: &BTreeSet<u32>, one: &str, many: &str) -> String {
         [] => format!("a worker {one}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_as_people_write_lists() {
+        let has = |ranks: &[u32]| subject(&ranks.iter().copied().collect(), "has", "have");
+        assert_eq!(has(&[2]), "worker 2 has");
+        assert_eq!(has(&[1, 0]), "workers 0 and 1 have");
+        assert_eq!(has(&[0, 1, 2, 7]), "workers 0, 1, 2 and 7 have");
+    }
+}

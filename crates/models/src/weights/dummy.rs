@@ -53,12 +53,11 @@ impl Dummy {
 
     /// A slice's elements.
     pub(super) fn chunk(&self, slice: &Slice) -> Chunk<'static> {
-        let mut bytes = Vec::with_capacity(slice.elements() * self.dtype.size());
-        match slice.role {
-            Role::Scale => narrow(std::iter::repeat_n(1.0, slice.elements()), self.dtype, &mut bytes),
-            Role::Shift => narrow(std::iter::repeat_n(0.0, slice.elements()), self.dtype, &mut bytes),
-            Role::Matrix | Role::Projection | Role::UnitRows => self.uniform(slice, &mut bytes),
-        }
+        let bytes = match slice.role {
+            Role::Scale => self.equal(1.0, slice),
+            Role::Shift => self.equal(0.0, slice),
+            Role::Matrix | Role::Projection | Role::UnitRows => self.uniform(slice),
+        };
         Chunk { dtype: self.dtype, bytes: Cow::Owned(bytes) }
     }
 
@@ -76,14 +75,22 @@ impl Dummy {
         Random { key, levels }
     }
 
-    fn uniform(&self, slice: &Slice, out: &mut Vec<u8>) {
+    fn equal(&self, value: f32, slice: &Slice) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(slice.elements() * self.dtype.size());
+        narrow(std::iter::repeat_n(value, slice.elements()), self.dtype, &mut bytes);
+        bytes
+    }
+
+    fn uniform(&self, slice: &Slice) -> Vec<u8> {
         let values = self.values(slice, self.dtype);
         let (rows, cols, size) = (values.rows(slice), slice.cols.len().max(1), self.dtype.size());
-        out.resize(slice.elements() * size, 0);
-        spread(out, cols * size, self.threads, |first_row, part| match self.dtype {
+        // Zeros from the system: threads that fill pages also make them.
+        let mut bytes = vec![0; slice.elements() * size];
+        spread(&mut bytes, cols * size, self.threads, |first_row, part| match self.dtype {
             DType::F32 => fill::<4>(&rows, first_row, cols, part),
             DType::Bf16 | DType::F16 => fill::<2>(&rows, first_row, cols, part),
         });
+        bytes
     }
 }
 

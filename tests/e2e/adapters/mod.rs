@@ -2,6 +2,7 @@
 //! is cut; they come and go while requests run.
 
 mod churn;
+mod experts;
 mod first_use;
 mod hub;
 mod left;

@@ -14,6 +14,7 @@
 //
 // In one shot every rank sends all its numbers to all others. In two, which are for larger sums, it sends each its part
 // alone, adds up the own part, and sends that sum to all others: see `TwoShots`.
+#include "packets.cuh"
 #include "quire.cuh"
 
 #define MOST_RANKS 8
@@ -123,29 +124,10 @@ template <typename T> struct Packet {
     }
 };
 
-// Words travel inverted, so that none is 0. A 4-byte access at system scope is one access to every device (PTX ISA,
-// memory consistency model), also as a part of a vector.
-DEVICE void put(uint4* packet, uint4 words) {
-    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(packet), "r"(~words.x), "r"(~words.y),
-                 "r"(~words.z), "r"(~words.w)
-                 : "memory");
-}
-
-DEVICE uint4 look(uint4* packet) {
-    uint4 words;
-    asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(packet) : "memory");
-    return words;
-}
-
 // Waits for a packet, `words` being what was there.
 DEVICE uint4 wait_for(uint4* packet, uint4 words) {
     while (!words.x || !words.y || !words.z || !words.w) words = look(packet);
     return make_uint4(~words.x, ~words.y, ~words.z, ~words.w);
-}
-
-DEVICE void empty(uint4* packet) {
-    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(packet), "r"(0) : "memory");
 }
 
 // The same as `wait_for`, and empties the packet's place.

@@ -152,6 +152,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("packed_product.cuh", include_str!("../../csrc/gemm/packed_product.cuh")),
     ("packed_skinny.cuh", include_str!("../../csrc/gemm/packed_skinny.cuh")),
     ("packed_wgmma.cuh", include_str!("../../csrc/gemm/packed_wgmma.cuh")),
+    ("packets.cuh", include_str!("../../csrc/comm/packets.cuh")),
     ("prefill.cuh", include_str!("../../csrc/attention/prefill.cuh")),
     ("prefill_block.cuh", include_str!("../../csrc/attention/prefill_block.cuh")),
     ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),

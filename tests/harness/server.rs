@@ -1,10 +1,12 @@
 //! A `quire serve` that lives as long as a test.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
+    sync::{self, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -154,7 +156,14 @@ impl Drop for Server {
     }
 }
 
-/// A port at which nobody listens.
+/// A port at which nobody listens, another one each time.
 pub fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    static GIVEN: sync::Mutex<BTreeSet<u16>> = sync::Mutex::new(BTreeSet::new());
+    loop {
+        // A port that is let go may be drawn again before it is listened on.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+            return Ok(port);
+        }
+    }
 }

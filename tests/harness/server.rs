@@ -156,7 +156,7 @@ impl Drop for Server {
     }
 }
 
-/// A port at which nobody listens, another one each time.
+/// A port at which no process listens, another one each time.
 pub fn free_port() -> anyhow::Result<u16> {
     static GIVEN: sync::Mutex<BTreeSet<u16>> = sync::Mutex::new(BTreeSet::new());
     loop {

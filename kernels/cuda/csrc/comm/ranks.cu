@@ -275,7 +275,7 @@ struct Team {
 };
 
 // What a block adds in two shots. A chunk is parts of equally many packets, one for each rank to add; those beyond the
-// end of what the block adds are 0, and nobody keeps them, so that every rank hears of every other in each chunk.
+// end of what the block adds are 0, and no rank keeps them, so that every rank hears of every other in each chunk.
 //
 // In step s of a launch some threads send the numbers of chunk s, some the sums of chunk s - 1, and some take the sums
 // of chunk s - 2 and empty its numbers as well: a fence waits for all that its thread wrote, so it is theirs alone who

@@ -50,7 +50,7 @@ impl Units {
         bytes(device, dims) <= self.0.bytes
     }
 
-    /// None where there is no room for the units of so many sequences.
+    /// None where there is no room for the units of that many sequences.
     fn of(&self, device: &Device, layer: &Layer, sequences: usize) -> Option<Cascade> {
         let blocks = blocks(device, layer.dims());
         let (most, all) = (UNITS * blocks, (sequences * layer.group_size()).div_ceil(ROWS) * layer.kv_heads as usize);

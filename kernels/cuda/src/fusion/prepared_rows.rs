@@ -1,6 +1,6 @@
 //! Rule: rows that the next product reads as codes or in another order are written like that by the kernel that makes
-//! them: a norm, or a product whose outputs are gated. The rows themselves are written, too: adapters, or whoever comes
-//! later, may read them.
+//! them: a norm, or a product whose outputs are gated. The rows themselves are written, too: adapters, or operations
+//! that come later, may read them.
 
 use super::op::{AddNorm, Gated, Gemm, Norm, Op};
 use super::pass::{Verdict, rewrite};

@@ -39,7 +39,7 @@ pub(crate) struct Least {
 }
 
 impl Least {
-    /// For a cache whose layers have so many bytes of keys and values a token.
+    /// `token_bytes`: of keys and values of a token in a layer.
     pub(crate) fn paying(token_bytes: usize) -> Self {
         let saved_tokens = LEAST_BYTES.div_ceil(token_bytes.max(1));
         Self { members: LEAST_MEMBERS, tokens: LEAST_TOKENS, saved_tokens }

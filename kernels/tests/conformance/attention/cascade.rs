@@ -1,5 +1,5 @@
 //! Decoding sequences that share the first blocks of their tables, which a device may read once for all of them
-//! (cascade attention): the same results, whoever shares how much.
+//! (cascade attention): the same results, whichever of them share, and however many tokens.
 
 use super::{Case, Extras, Part, Query, World, check_sharing, reference, rounded_row, tolerance};
 use crate::{backends, begin_rows, check, gpu};

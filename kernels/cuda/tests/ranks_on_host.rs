@@ -6,8 +6,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// What is compiled, side by side, so that the host's headers are found.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 9] = [
     ("ranks.cu", include_str!("../csrc/comm/ranks.cu")),
+    ("exchange.cuh", include_str!("../csrc/comm/exchange.cuh")),
+    ("one_shot.cuh", include_str!("../csrc/comm/one_shot.cuh")),
+    ("two_shots.cuh", include_str!("../csrc/comm/two_shots.cuh")),
+    ("after_sum.cuh", include_str!("../csrc/comm/after_sum.cuh")),
+    ("add_norm_row.cuh", include_str!("host/add_norm_row.cuh")),
     ("ranks.cpp", include_str!("host/ranks.cpp")),
     ("packets.cuh", include_str!("host/packets.cuh")),
     ("quire.cuh", include_str!("host/quire.cuh")),

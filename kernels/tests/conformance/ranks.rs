@@ -275,6 +275,63 @@ fn a_product_that_is_summed_and_added_is_rounded_where_it_is_made() {
     });
 }
 
+/// Rows and columns of sums that are added and normed: some of one chunk and some of several, and a width that packets
+/// do not divide.
+const ADDED: [(usize, usize); 6] = [(1, 64), (3, 8192), (5, 1001), (130, 5120), (300, 4096), (2600, 8192)];
+
+/// Types of what is summed, what it travels as, and normed rows.
+const TYPES: [(DType, DType, DType); 4] = [
+    (DType::F32, DType::F32, DType::F32),
+    (DType::F32, DType::F16, DType::F16),
+    (DType::F32, DType::Bf16, DType::Bf16),
+    (DType::Bf16, DType::Bf16, DType::Bf16),
+];
+
+#[test]
+fn sums_of_rows_are_added_and_normed() {
+    as_ranks(|way, backend| {
+        for (types, shape) in TYPES.into_iter().flat_map(|types| ADDED.map(|shape| (types, shape))) {
+            // The largest is for the types of most models.
+            if shape.0 < 1000 || types == TYPES[3] {
+                add_and_norm(way, backend, types, shape);
+            }
+        }
+    });
+}
+
+fn add_and_norm(way: Way, backend: &mut dyn Backend, types: (DType, DType, DType), (rows, width): (usize, usize)) {
+    let (dtype, wire, out) = types;
+    let (size, count) = (way.place.size, rows * width);
+    let [delta, normed] = [dtype, out].map(|dtype| backend.new_rounded_act(rows, width, dtype));
+    let residual = backend.new_act(rows, width);
+    let norm = Norm { kind: NormKind::Rms, weight: None, bias: None, eps: 1e-5 };
+    begin(backend, rows);
+    // Again, so that what is left of the first sum would be seen.
+    for turn in 0..2 {
+        let parts: Vec<Vec<f32>> =
+            parts(size, turn, count).into_iter().map(|part| part.iter().map(|x| round(*x, dtype)).collect()).collect();
+        let before = numbers(size, turn, count);
+        write(backend, delta, &parts[way.place.rank]);
+        write(backend, residual, &before);
+        backend.all_reduce(delta, wire);
+        backend.add_norm(residual, delta, norm, normed);
+        let after = backend.read(residual).to_vec();
+        let differs = (0..count).find(|i| {
+            let sum = after[*i] - before[*i];
+            let want: f32 = parts.iter().map(|part| round(part[*i], wire)).sum();
+            let near = if way.among_peers() { 1e-6 } else { 1e-2 };
+            (after[*i] - (before[*i] + round(want, wire))).abs() > near * (1.0 + sum.abs())
+        });
+        assert_eq!(differs, None, "{:?}, {types:?}, {rows} x {width}", way.place);
+        let rows_normed = backend.read(normed).to_vec();
+        for (after, normed) in after.chunks(width).zip(rows_normed.chunks(width)) {
+            let scale = (after.iter().map(|x| x * x).sum::<f32>() / width as f32 + 1e-5).sqrt().recip();
+            let differs = after.iter().zip(normed).find(|(x, y)| (*x * scale - **y).abs() > 0.01 * (1.0 + y.abs()));
+            assert_eq!(differs, None, "the norm of {rows} x {width}, {types:?}");
+        }
+    }
+}
+
 /// What a rank multiplies: whole numbers up to 8.
 struct Part {
     x: Vec<f32>,

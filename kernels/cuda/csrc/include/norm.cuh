@@ -1,4 +1,5 @@
-// Normalisation of a row that a block keeps in registers: what `norm.cu` and `norm_prepared.cu` share.
+// Normalisation of a row that a block keeps in registers, or some of its threads: what `norm.cu`, `norm_prepared.cu`
+// and sums over ranks share.
 #pragma once
 #include "quire.cuh"
 
@@ -39,7 +40,16 @@ template <typename T> DEVICE void store_four(T* to, float4 x) {
     *(uint2*)to = bits;
 }
 
-template <u32 TIMES> DEVICE bool is_kept(u32 width) { return width % EACH == 0 && width <= EACH * TIMES * blockDim.x; }
+// Who has a row: all threads of a block.
+struct WholeBlock {
+    DEVICE static u32 thread() { return threadIdx.x; }
+    DEVICE static u32 threads() { return blockDim.x; }
+    DEVICE static f32 sum(f32 x) { return block_sum(x); }
+};
+
+template <u32 TIMES, typename Who = WholeBlock> DEVICE bool is_kept(u32 width) {
+    return width % EACH == 0 && width <= EACH * TIMES * Who::threads();
+}
 
 // Four elements from `at` on.
 DEVICE float4 normed_four(const Norm& norm, float4 x, f32 mean, f32 factor, u32 at) {
@@ -56,13 +66,13 @@ DEVICE float4 normed_four(const Norm& norm, float4 x, f32 mean, f32 factor, u32 
 }
 
 // A row in registers.
-template <u32 TIMES> struct Row {
+template <u32 TIMES, typename Who = WholeBlock> struct Row {
     float4 x[TIMES];
 
     template <typename In> DEVICE void read(const In* row, u32 width) {
 #pragma unroll
         for (u32 i = 0; i < TIMES; i++) {
-            u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+            u32 at = (i * Who::threads() + Who::thread()) * EACH;
             if (at < width) x[i] = load_four(row + at);
         }
     }
@@ -71,7 +81,7 @@ template <u32 TIMES> struct Row {
     template <typename A, typename B> DEVICE void add(A a, B b, f32* to, u32 width) {
 #pragma unroll
         for (u32 i = 0; i < TIMES; i++) {
-            u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+            u32 at = (i * Who::threads() + Who::thread()) * EACH;
             if (at >= width) break;
             float4 y = a(i, at), z = b(i, at);
             x[i] = make_float4(y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
@@ -83,7 +93,7 @@ template <u32 TIMES> struct Row {
         f32 sum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < TIMES; i++) {
-            if ((i * blockDim.x + threadIdx.x) * EACH >= width) break;
+            if ((i * Who::threads() + Who::thread()) * EACH >= width) break;
             f32 a = x[i].x - mean, b = x[i].y - mean, c = x[i].z - mean, d = x[i].w - mean;
             sum += a * a + b * b + c * c + d * d;
         }
@@ -97,13 +107,13 @@ template <u32 TIMES> struct Row {
             f32 sum = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < TIMES; i++)
-                if ((i * blockDim.x + threadIdx.x) * EACH < width) sum += x[i].x + x[i].y + x[i].z + x[i].w;
-            mean = block_sum(sum) / width;
+                if ((i * Who::threads() + Who::thread()) * EACH < width) sum += x[i].x + x[i].y + x[i].z + x[i].w;
+            mean = Who::sum(sum) / width;
         }
-        f32 factor = 1.0f / sqrtf(block_sum(square_sum(mean, width)) / width + norm.eps);
+        f32 factor = 1.0f / sqrtf(Who::sum(square_sum(mean, width)) / width + norm.eps);
 #pragma unroll
         for (u32 i = 0; i < TIMES; i++) {
-            u32 at = (i * blockDim.x + threadIdx.x) * EACH;
+            u32 at = (i * Who::threads() + Who::thread()) * EACH;
             if (at >= width) break;
             to(i, at, normed_four(norm, x[i], mean, factor, at));
         }
@@ -117,6 +127,31 @@ template <u32 TIMES> struct Row {
         norm(how, width, [&](u32 i, u32, float4 y) { x[i] = y; });
     }
 };
+
+// `x` and `out` may be the same: an element is read and written by one thread, and all are read before any is written.
+template <typename Who = WholeBlock, typename In, typename Out>
+DEVICE void norm_row(const In* x, const Norm& norm, Out* out, u32 width) {
+    f32 mean = 0.0f;
+    if (norm.subtract_mean) {
+        f32 sum = 0.0f;
+        for (u32 i = Who::thread(); i < width; i += Who::threads()) sum += load(x[i]);
+        mean = Who::sum(sum) / width;
+    }
+    f32 square = 0.0f;
+    for (u32 i = Who::thread(); i < width; i += Who::threads()) {
+        f32 centred = load(x[i]) - mean;
+        square += centred * centred;
+    }
+    f32 factor = 1.0f / sqrtf(Who::sum(square) / width + norm.eps);
+    for (u32 i = Who::thread(); i < width; i += Who::threads())
+        out[i] = Cast<Out>::from(normed(norm, load(x[i]), mean, factor, i));
+}
+
+// Each thread reads back only what it wrote here itself.
+template <typename Who = WholeBlock, typename Delta>
+DEVICE void add_row(f32* residual, const Delta* delta, u32 width) {
+    for (u32 i = Who::thread(); i < width; i += Who::threads()) residual[i] += load(delta[i]);
+}
 
 // To be called before the input is waited for: parameters are there already, but not in a cache near by. A register
 // each would cost more.

@@ -3,24 +3,6 @@
 // registers.
 #include "norm.cuh"
 
-// `x` and `out` may be the same: an element is read and written by one thread, and all are read before any is written.
-template <typename In, typename Out> DEVICE void norm_row(const In* x, const Norm& norm, Out* out, u32 width) {
-    f32 mean = 0.0f;
-    if (norm.subtract_mean) {
-        f32 sum = 0.0f;
-        for (u32 i = threadIdx.x; i < width; i += blockDim.x) sum += load(x[i]);
-        mean = block_sum(sum) / width;
-    }
-    f32 square = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        f32 centred = load(x[i]) - mean;
-        square += centred * centred;
-    }
-    f32 factor = 1.0f / sqrtf(block_sum(square) / width + norm.eps);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x)
-        out[i] = Cast<Out>::from(normed(norm, load(x[i]), mean, factor, i));
-}
-
 template <u32 TIMES, typename In, typename Out> DEVICE void norm(const In* x, const Norm& norm, Out* out, u32 width) {
     launch_dependents();
     fetch_params(norm, width);
@@ -30,11 +12,6 @@ template <u32 TIMES, typename In, typename Out> DEVICE void norm(const In* x, co
     Row<TIMES> kept;
     kept.read(x + row, width);
     kept.write(norm, out + row, width);
-}
-
-// Each thread reads back only what it wrote here itself.
-template <typename Delta> DEVICE void add_row(f32* residual, const Delta* delta, u32 width) {
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) residual[i] += load(delta[i]);
 }
 
 template <u32 TIMES, typename Delta, typename Out>

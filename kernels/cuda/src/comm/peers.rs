@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags};
 
+use crate::fusion::op::AddNorm;
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::context::{Context, Memory};
@@ -17,6 +18,13 @@ use kernels::ops::{DType, Exchange, ExchangeFailed, RankPlacement};
 const MOST_RANKS: usize = 8;
 /// Threads of a block.
 const THREADS: usize = 512;
+/// Types of parts, of what they travel as, and of normed rows.
+const TYPES_OF_ROWS: [[DType; 3]; 4] = [
+    [DType::F32, DType::F32, DType::F32],
+    [DType::F32, DType::Bf16, DType::Bf16],
+    [DType::F32, DType::F16, DType::F16],
+    [DType::Bf16, DType::Bf16, DType::Bf16],
+];
 /// Blocks of a launch at most.
 const BLOCKS: usize = 128;
 /// Bytes of a packet, which are numbers and nothing else.
@@ -119,6 +127,38 @@ impl Peers {
         let name = Name::in_file("ranks", function, &[x.dtype, wire]);
         let (ranks, count) = (self.ranks, x.elements());
         device.launch_early(name, shape(count, wire), args![ranks, x.ptr, count as u64]);
+    }
+
+    /// The same of the rows of `delta`, and `residual += delta; out = norm(residual)`, in one launch; false, and nothing
+    /// done, where no kernel does that.
+    pub(crate) fn sum_add_norm(&self, device: &mut Device, norm: AddNorm, wire: DType, shots: Shots) -> bool {
+        let AddNorm { residual, delta, params, out } = norm;
+        let types = [delta.dtype, wire, out.dtype];
+        if !TYPES_OF_ROWS.contains(&types) || !self.has_room_for_rows(delta.width, wire, shots) {
+            return false;
+        }
+        let function = match shots {
+            Shots::One => "ranks_sum_add_norm",
+            Shots::Two => "ranks_two_shot_sum_add_norm",
+        };
+        let shape = Shape { grid: [delta.rows.min(BLOCKS), 1], block: THREADS, shared: 0 };
+        let (ranks, count) = (self.ranks, delta.elements() as u64);
+        device.launch_early(
+            Name::in_file("ranks", function, &types),
+            shape,
+            args![ranks, delta.ptr, count, residual.ptr, params, out.ptr, delta.width as u32],
+        );
+        true
+    }
+
+    /// Rows are whole packets. In two shots a chunk has some of them.
+    fn has_room_for_rows(&self, width: usize, wire: DType, shots: Shots) -> bool {
+        let numbers = PACKET / wire.size();
+        let room = match shots {
+            Shots::One => usize::MAX,
+            Shots::Two => (self.ranks.size * self.ranks.packets) as usize,
+        };
+        width.is_multiple_of(numbers) && width / numbers <= room
     }
 
     /// `out[row] = [x[row] of rank 0 | ...]`, in f32.

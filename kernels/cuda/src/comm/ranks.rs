@@ -7,6 +7,7 @@
 
 use crate::comm::nccl::{Communicator, ID_BYTES, Nccl};
 use crate::comm::peers::{Peers, Shots};
+use crate::fusion::op::AddNorm;
 use crate::runtime::activations::{Elements, View};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -167,6 +168,17 @@ impl Ranks {
             Some((peers, shots)) if Peers::sums(x.dtype, wire) => peers.sum(device, x, wire, shots),
             _ => device.run(|stream| met.communicator.sum(x.ptr, x.elements(), x.dtype, stream)),
         }
+    }
+
+    /// `residual += delta; out = norm(residual)`, `delta` being summed over ranks first, as [`Self::sum`] does; false,
+    /// and nothing done, where that is not one launch.
+    pub(crate) fn sum_add_norm(&mut self, device: &mut Device, norm: AddNorm, wire: DType) -> bool {
+        let way = self.way;
+        let met = self.met();
+        let elements = norm.delta.elements();
+        let shots = way.shots(elements * wire.size(), met.placement.size).filter(|_| elements > 0);
+        let peers = met.peers.as_ref().zip(shots);
+        peers.is_some_and(|(peers, shots)| peers.sum_add_norm(device, norm, wire, shots))
     }
 
     pub(crate) fn gather(&mut self, device: &mut Device, x: View, out: View) {

@@ -111,7 +111,7 @@ impl CudaBackend {
                 self.launch_added(&gemm, &norm, by);
             }
             Op::AllReduce(x, wire) => self.launch_all_reduce(x, wire),
-            Op::AllReducedGemm(gemm) => self.launch_all_reduced(&gemm),
+            Op::AllReduceAddNorm(norm, wire) => self.launch_all_reduce_add_norm(norm, wire),
             Op::NormAddNorm(first, sum) => norm::norm_add_norm(&mut self.device, first.params, sum),
             Op::Prepared(maker, reader) => self.launch_prepared(maker, &reader),
         }
@@ -253,10 +253,12 @@ impl CudaBackend {
         self.ranks.as_mut().expect("a device that joined others").sum(&mut self.device, x, wire);
     }
 
-    fn launch_all_reduced(&mut self, gemm: &Gemm) {
-        self.note_gemm(gemm, None);
-        self.launch_gemm(gemm);
-        self.launch_all_reduce(gemm.out, gemm.out.dtype);
+    fn launch_all_reduce_add_norm(&mut self, norm: AddNorm, wire: DType) {
+        let ranks = self.ranks.as_mut().expect("a device that joined others");
+        if !ranks.sum_add_norm(&mut self.device, norm, wire) {
+            ranks.sum(&mut self.device, norm.delta, wire);
+            self.launch(Op::AddNorm(norm));
+        }
     }
 
     /// What might have been a part in 16 bits is none: only now its kind is known.

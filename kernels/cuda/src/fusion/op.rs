@@ -44,8 +44,8 @@ pub(crate) enum Op {
     AdaptedGatedGemm(Gemm, Lora, Gated),
     /// A GEMM whose outputs are added to the norm's residual instead of being written.
     AddNormGemm(Gemm, AddNorm, NormBy),
-    /// A GEMM whose outputs are summed over ranks in the type that they are written in.
-    AllReducedGemm(Gemm),
+    /// A sum over ranks of what is added, and the norm of the residual; parts may be rounded to a type on their way.
+    AllReduceAddNorm(AddNorm, DType),
     /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
     NormAddNorm(Norm, AddNorm),
     /// Rows that are also written as the product reads them that follows.

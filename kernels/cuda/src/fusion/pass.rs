@@ -2,7 +2,9 @@
 
 use super::op::{Op, Selected};
 use super::split_norm::{self, SplitNorm};
-use super::{adapted_gemm, add_norm, all_reduced_gemm, gated_gemm, head_norms, norm_add_norm, prepared_rows};
+use super::{
+    adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, head_norms, norm_add_norm, prepared_rows, rounded_part,
+};
 use cudarc::driver::sys::CUdeviceptr;
 
 /// What a rule says of the head of the list.
@@ -27,13 +29,14 @@ pub(super) fn rewrite(list: &mut Vec<Op>, count: usize, to: Op) -> Verdict {
 type Rule = fn(&mut Vec<Op>, Option<&SplitNorm>) -> Verdict;
 
 /// All rules. The last one may go on with what another one has made.
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 8] = [
     adapted_gemm::rule,
     add_norm::rule,
-    all_reduced_gemm::rule,
+    all_reduce_add_norm::rule,
     gated_gemm::rule,
     head_norms::rule,
     norm_add_norm::rule,
+    rounded_part::rule,
     prepared_rows::rule,
 ];
 

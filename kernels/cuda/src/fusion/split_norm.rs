@@ -108,7 +108,9 @@ pub(super) fn rewrite(list: &mut Vec<Op>, split: &mut Option<SplitNorm>) {
 pub(super) fn follow(op: &Op, split: &mut Option<SplitNorm>) {
     match op {
         Op::AddNormGemm(_, norm, NormBy::Gemms) => *split = Some(SplitNorm::of(norm)),
-        Op::AddNormGemm(..) | Op::AddNorm(_) | Op::Prepared(Maker::AddNorm(_), _) => *split = None,
+        Op::AddNormGemm(..) | Op::AddNorm(_) | Op::AllReduceAddNorm(..) | Op::Prepared(Maker::AddNorm(_), _) => {
+            *split = None;
+        }
         _ => {}
     }
 }

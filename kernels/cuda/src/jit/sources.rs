@@ -130,6 +130,8 @@ pub(crate) fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// Headers that are files.
 const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../csrc/include/activation.cuh")),
+    ("add_norm_row.cuh", include_str!("../../csrc/comm/add_norm_row.cuh")),
+    ("after_sum.cuh", include_str!("../../csrc/comm/after_sum.cuh")),
     ("adapter_dots.cuh", include_str!("../../csrc/include/adapter_dots.cuh")),
     ("adapter_rows.cuh", include_str!("../../csrc/include/adapter_rows.cuh")),
     ("adapter_sums.cuh", include_str!("../../csrc/include/adapter_sums.cuh")),
@@ -137,6 +139,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("cascade.cuh", include_str!("../../csrc/attention/cascade.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
+    ("exchange.cuh", include_str!("../../csrc/comm/exchange.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
     ("hopper_codes.cuh", include_str!("../../csrc/include/hopper_codes.cuh")),
@@ -147,6 +150,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
     ("mma_rows.cuh", include_str!("../../csrc/attention/mma_rows.cuh")),
     ("norm.cuh", include_str!("../../csrc/include/norm.cuh")),
+    ("one_shot.cuh", include_str!("../../csrc/comm/one_shot.cuh")),
     ("ordered.cuh", include_str!("../../csrc/include/ordered.cuh")),
     ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),
     ("packed_product.cuh", include_str!("../../csrc/gemm/packed_product.cuh")),
@@ -171,6 +175,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("step_attention.cuh", include_str!("../../csrc/whole_step/step_attention.cuh")),
     ("step_product.cuh", include_str!("../../csrc/whole_step/step_product.cuh")),
     ("stream.cuh", include_str!("../../csrc/whole_step/stream.cuh")),
+    ("two_shots.cuh", include_str!("../../csrc/comm/two_shots.cuh")),
     ("warp_dots.cuh", include_str!("../../csrc/gemm/warp_dots.cuh")),
 ];
 

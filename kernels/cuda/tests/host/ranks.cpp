@@ -5,14 +5,15 @@
 #include <memory>
 #include <vector>
 
-const u32 BLOCKS = 2, BLOCK_THREADS = 16;
+const u32 BLOCKS = 2, BLOCK_THREADS = 24;
+const f32 EPS = 1e-5f;
 
-enum Kind { ONE_SHOT, TWO_SHOTS, GATHER, KINDS };
+enum Kind { ONE_SHOT, TWO_SHOTS, ONE_SHOT_ROWS, TWO_SHOTS_ROWS, GATHER, KINDS };
 
 struct Message {
     Kind kind;
     u64 count; // of numbers
-    u32 width; // of rows that are gathered
+    u32 width; // of rows that are gathered, or added and normed
     bool travels_in_16, is_in_16;
     u32 number;
 
@@ -29,7 +30,12 @@ struct Message {
         return travels_in_16 ? load(Cast<bf16>::from(sum)) : sum;
     }
 
+    bool is_in_rows() const { return kind == ONE_SHOT_ROWS || kind == TWO_SHOTS_ROWS; }
+
+    f32 residual(u64 i) const { return (int)((number + i) % 13) - 6.0f; }
+
     u32 grid() const {
+        if (is_in_rows()) return std::min<u64>(count / width, BLOCKS);
         const u64 each = kind != GATHER && travels_in_16 ? 8 : 4, packets = (count + each - 1) / each;
         return std::clamp<u64>((packets + BLOCK_THREADS - 1) / BLOCK_THREADS, 1, BLOCKS);
     }
@@ -38,20 +44,37 @@ struct Message {
 // A rank's numbers of a message.
 struct Numbers {
     std::vector<float4> memory, gathered;
+    std::vector<f32> residual;
 
     f32* f32s() { return (f32*)memory.data(); }
     bf16* bf16s() { return (bf16*)memory.data(); }
     f32* out() { return (f32*)gathered.data(); }
 
     Numbers(const Message& message, u32 rank, u32 ranks)
-        : memory(message.count / 4 + 1), gathered(message.kind == GATHER ? ranks * message.count / 4 + 1 : 0) {
+        : memory(message.count / 4 + 1), gathered(message.kind == GATHER ? ranks * message.count / 4 + 1 : message.count / 4 + 1) {
+        for (u64 i = 0; i < message.count * message.is_in_rows(); i++) residual.push_back(message.residual(i));
         for (u64 i = 0; i < message.count; i++)
             if (message.is_in_16) bf16s()[i] = Cast<bf16>::from(message.sent(rank, i));
             else f32s()[i] = message.sent(rank, i);
     }
 
+    // What is normed is f32, or bf16 where sums travel so.
+    void add_norm(const Ranks& ranks, const Message& message) {
+        const bool once = message.kind == ONE_SHOT_ROWS;
+        const auto run = [&](auto one_shot, auto two_shots, auto* x, auto* normed) {
+            (once ? one_shot : two_shots)(ranks, x, message.count, residual.data(), {0, 0, EPS, 0}, normed, message.width);
+        };
+        if (message.is_in_16)
+            run(ranks_sum_add_norm_bf16_bf16_bf16, ranks_two_shot_sum_add_norm_bf16_bf16_bf16, bf16s(), (bf16*)out());
+        else if (message.travels_in_16)
+            run(ranks_sum_add_norm_f32_bf16_bf16, ranks_two_shot_sum_add_norm_f32_bf16_bf16, f32s(), (bf16*)out());
+        else
+            run(ranks_sum_add_norm_f32_f32_f32, ranks_two_shot_sum_add_norm_f32_f32_f32, f32s(), out());
+    }
+
     void exchange(const Ranks& ranks, const Message& message) {
         const u64 count = message.count;
+        if (message.is_in_rows()) return add_norm(ranks, message);
         if (message.kind == GATHER)
             return ranks_gather(ranks, f32s(), out(), count / message.width, message.width, ranks.size * message.width - 1);
         const bool once = message.kind == ONE_SHOT;
@@ -62,7 +85,26 @@ struct Numbers {
         once ? ranks_sum_f32_f32(ranks, f32s(), count) : ranks_two_shot_sum_f32_f32(ranks, f32s(), count);
     }
 
+    bool is_normed(const Message& message, u32 ranks) {
+        std::vector<f32> row(message.width);
+        for (u64 first = 0; first < message.count; first += row.size()) {
+            f32 square = 0.0f;
+            for (u32 i = 0; i < row.size(); i++) {
+                row[i] = message.residual(first + i) + message.sum(ranks, first + i);
+                if (residual[first + i] != row[i]) return false;
+                square += row[i] * row[i];
+            }
+            const f32 factor = 1.0f / sqrtf(square / row.size() + EPS);
+            for (u32 i = 0; i < row.size(); i++) {
+                const f32 y = row[i] * factor, got = out()[first + i], got_16 = load(((bf16*)out())[first + i]);
+                if (message.travels_in_16 ? got_16 != load(Cast<bf16>::from(y)) : got != y) return false;
+            }
+        }
+        return true;
+    }
+
     bool is_right(const Message& message, u32 ranks) {
+        if (message.is_in_rows() && !is_normed(message, ranks)) return false;
         if (message.kind != GATHER) {
             for (u64 i = 0; i < message.count; i++)
                 if ((message.is_in_16 ? load(bf16s()[i]) : f32s()[i]) != message.sum(ranks, i)) return false;
@@ -77,8 +119,16 @@ struct Numbers {
     }
 };
 
-Message drawn(u32 number, u32 packets) {
+// A row is whole packets, and two shots have room for one at least.
+Message drawn_rows(u32 number, Kind kind, u32 packets, u32 ranks) {
+    const bool in_16 = rand() % 2;
+    const u32 width = (1 + rand() % (packets * ranks)) * (in_16 ? 8 : 4);
+    return {kind, (1 + rand() % 40) * (u64)width, width, in_16, in_16 && rand() % 2, number};
+}
+
+Message drawn(u32 number, u32 packets, u32 ranks) {
     const Kind kind = (Kind)(rand() % KINDS);
+    if (kind == ONE_SHOT_ROWS || kind == TWO_SHOTS_ROWS) return drawn_rows(number, kind, packets, ranks);
     const u64 most = (u64)packets * BLOCKS * 8 * (1 + rand() % 16), count = 1 + rand() % most;
     const u32 width = 1 + rand() % std::min<u64>(count, 50);
     const bool sums = kind != GATHER, in_16 = sums && rand() % 2;
@@ -89,7 +139,7 @@ int main(int, char** words) {
     const u32 size = atoi(words[1]), packets = atoi(words[4]);
     srand(atoi(words[2]));
     std::vector<Message> messages;
-    for (int i = 0; i < atoi(words[3]); i++) messages.push_back(drawn(i, packets));
+    for (int i = 0; i < atoi(words[3]); i++) messages.push_back(drawn(i, packets, size));
 
     std::vector<Ranks> ranks(size);
     std::vector<std::vector<uint4>> inboxes(size, std::vector<uint4>(2 * SLOTS * (size - 1) * BLOCKS * packets));

@@ -9,24 +9,30 @@ use kernels::ops::DType;
 
 pub(super) fn rule(list: &mut Vec<Op>, split: Option<&SplitNorm>) -> Verdict {
     match list.as_slice() {
-        [Op::Gemm(gemm)] if gemm.fits.all_reduce => Verdict::Wait,
+        [Op::Gemm(gemm)] if is_part(gemm) => Verdict::Wait,
         [Op::Gemm(gemm), Op::AllReduce(sum, DType::Bf16), rest @ ..]
-            if gemm.fits.all_reduce && sum.ptr == gemm.out.ptr && split.is_none() =>
+            if is_part(gemm) && sum.ptr == gemm.out.ptr && split.is_none() =>
         {
             match rest {
                 [] => Verdict::Wait,
                 [Op::AddNorm(norm), ..] if norm.delta.ptr == sum.ptr && norm.out.dtype != DType::F16 => {
                     // In the first half of the buffer's bytes.
                     let part = View { dtype: DType::Bf16, ..gemm.out };
-                    let fused = Op::AllReducedGemm(Gemm { out: part, ..*gemm });
-                    list[2] = Op::AddNorm(AddNorm { delta: part, ..*norm });
-                    rewrite(list, 2, fused)
+                    let (gemm, norm) = (Gemm { out: part, ..*gemm }, AddNorm { delta: part, ..*norm });
+                    list[1] = Op::AllReduce(part, DType::Bf16);
+                    list[2] = Op::AddNorm(norm);
+                    rewrite(list, 1, Op::Gemm(gemm))
                 }
                 _ => Verdict::No,
             }
         }
         _ => Verdict::No,
     }
+}
+
+/// Whether a GEMM may be a part that ranks add up, and is not rounded.
+fn is_part(gemm: &Gemm) -> bool {
+    gemm.fits.all_reduce && gemm.out.dtype == DType::F32
 }
 
 #[cfg(test)]
@@ -52,17 +58,22 @@ mod tests {
         let launched = fused(&[part(|_| ()), SUM, ADD_NORM, GATE_UP_GEMM]);
         let part = View { dtype: DType::Bf16, ..DELTA };
         let (gemm, norm) = (Gemm { out: part, ..gemm }, AddNorm { delta: part, ..norm });
-        assert_eq!(launched, [Op::AllReducedGemm(gemm), Op::AddNorm(norm), GATE_UP_GEMM]);
+        assert_eq!(launched, [Op::Gemm(gemm), Op::AllReduceAddNorm(norm, DType::Bf16), GATE_UP_GEMM]);
     }
 
     #[test]
     fn sums_in_f32_of_others_or_that_are_not_added_are_kept() {
-        unfused(&[part(|_| ()), Op::AllReduce(DELTA, DType::F32), ADD_NORM]);
-        unfused(&[part(|_| ()), Op::AllReduce(OTHER, DType::Bf16), ADD_NORM]);
-        unfused(&[part(|gemm| gemm.fits.all_reduce = false), SUM, ADD_NORM]);
-        unfused(&[part(|_| ()), SUM, Op::Opaque("scale"), ADD_NORM]);
-        unfused(&[part(|_| ()), Op::Opaque("scale"), SUM, ADD_NORM]);
         let Op::AddNorm(norm) = ADD_NORM else { unreachable!("a norm of a sum") };
+        let as_it_is = |gemm: Op, wire: DType| {
+            let launched = fused(&[gemm, Op::AllReduce(DELTA, wire), ADD_NORM]);
+            assert_eq!(launched, [gemm, Op::AllReduceAddNorm(norm, wire)]);
+        };
+        as_it_is(part(|_| ()), DType::F32);
+        as_it_is(part(|gemm| gemm.fits.all_reduce = false), DType::Bf16);
+        unfused(&[part(|_| ()), Op::AllReduce(OTHER, DType::Bf16), ADD_NORM]);
+        unfused(&[part(|_| ()), SUM, Op::Opaque("scale"), ADD_NORM]);
+        let launched = fused(&[part(|_| ()), Op::Opaque("scale"), SUM, ADD_NORM]);
+        assert_eq!(launched[..2], [part(|_| ()), Op::Opaque("scale")]);
         unfused(&[part(|_| ()), SUM, Op::AddNorm(AddNorm { delta: OTHER, ..norm })]);
         unfused(&[part(|_| ()), SUM]);
     }

@@ -182,7 +182,7 @@ fn begin(backend: &mut CudaBackend, rows: usize) {
 
 /// Median time of a call of `run` in microseconds, calls following each other.
 fn median(backend: &mut CudaBackend, lines: &Lines, count: u32, run: impl Fn(&mut CudaBackend)) -> Result<f64, String> {
-    let flag = backend.new_act(1, 1);
+    let flag = backend.new_act(*ROWS.iter().max().expect("sizes"), 1);
     let calls = |backend: &mut CudaBackend, count| -> Result<f64, String> {
         // Ranks begin together.
         lines.exchange(&[]).map_err(|error| error.to_string())?;
@@ -216,10 +216,11 @@ fn measure_sums(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String>
 fn measure_rows(rank: usize, how: How, steps: Steps, lines: Lines) -> Result<Vec<f64>, String> {
     let mut backend = open(rank, how, &lines)?;
     let norm = Norm { kind: NormKind::Rms, weight: None, bias: None, eps: 1e-5 };
+    let most = *ROWS.iter().max().expect("sizes");
+    let [delta, normed] = [(); 2].map(|()| backend.new_rounded_act(most, ROW_WIDTH, how.dtype));
+    let residual = backend.new_act(most, ROW_WIDTH);
     let mut times = Vec::new();
     for rows in ROWS {
-        let [delta, normed] = [(); 2].map(|()| backend.new_rounded_act(rows, ROW_WIDTH, how.dtype));
-        let residual = backend.new_act(rows, ROW_WIDTH);
         begin(&mut backend, rows);
         [delta, residual].into_iter().for_each(|act| backend.host_mut(act).fill(0.0));
         let run = |backend: &mut CudaBackend| {

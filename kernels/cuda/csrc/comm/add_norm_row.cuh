@@ -1,35 +1,33 @@
-// A row that some of a block's threads add and norm. tests/host/add_norm_row.cuh has the same for a host.
+// A row that a block, or some of its threads, adds and norms. tests/host/add_norm_row.cuh has the same for a host.
 #pragma once
 #include "norm.cuh"
 
-// One of `CREWS` equal parts of a block's threads, which meet without the others.
-template <u32 CREWS> struct Crew {
-    static constexpr u32 THREADS = 128;
+#define CREW 128
 
-    DEVICE static u32 thread() { return threadIdx.x % THREADS; }
-    DEVICE static u32 threads() { return THREADS; }
+// As many threads of a block as `CREW` says, from a multiple of it on, which meet without the others.
+struct Crew {
+    DEVICE static u32 thread() { return threadIdx.x % CREW; }
+    DEVICE static u32 threads() { return CREW; }
 
     DEVICE static f32 sum(f32 x) {
-        __shared__ f32 parts[CREWS][THREADS / 32];
-        const u32 crew = threadIdx.x / THREADS, warp = thread() / 32, lane = threadIdx.x % 32;
+        __shared__ f32 parts[CREW / 32];
+        const u32 warp = thread() / 32, lane = thread() % 32;
         x = warp_sum(x);
         // The parts of the last sum have been read.
-        meet(crew);
-        if (lane == 0) parts[crew][warp] = x;
-        meet(crew);
-        return warp_sum(lane < THREADS / 32 ? parts[crew][lane] : 0.0f);
+        meet();
+        if (lane == 0) parts[warp] = x;
+        meet();
+        return warp_sum(lane < CREW / 32 ? parts[lane] : 0.0f);
     }
 
     // Barrier 0 is the whole block's.
-    DEVICE static void meet(u32 crew) { asm volatile("bar.sync %0, %1;" ::"r"(crew + 1), "n"(THREADS) : "memory"); }
+    DEVICE static void meet() { asm volatile("bar.sync 1, %0;" ::"n"(CREW) : "memory"); }
 };
 
-// `residual += x; out = norm(residual)`, as a thread of a crew. A function of its own: inside of another's loop its
-// registers would be taken from those of the exchange.
-template <u32 CREWS, typename X, typename Out>
-__device__ __noinline__ void add_norm_row(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
-    typedef Crew<CREWS> Who;
-    constexpr u32 TIMES = 16;
+// `residual += x; out = norm(residual)`, as a thread of those who have the row. Kept in registers where a thread takes
+// four elements `TIMES` times at most.
+template <u32 TIMES, typename Who, typename X, typename Out>
+DEVICE void add_norm_row(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
     if (!is_kept<TIMES, Who>(width)) {
         add_row<Who>(residual, x, width);
         return norm_row<Who>(residual, how, out, width);
@@ -39,4 +37,14 @@ __device__ __noinline__ void add_norm_row(f32* residual, const X* x, const Norm&
     auto added = [&](u32, u32 at) { return load_four(x + at); };
     sum.add(stored, added, residual, width);
     sum.write(how, out, width);
+}
+
+template <typename X, typename Out>
+DEVICE void add_norm_as_block(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
+    add_norm_row<4, WholeBlock>(residual, x, how, out, width);
+}
+
+template <typename X, typename Out>
+DEVICE void add_norm_as_crew(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
+    add_norm_row<16, Crew>(residual, x, how, out, width);
 }

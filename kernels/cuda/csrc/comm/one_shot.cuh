@@ -107,5 +107,5 @@ template <typename T, typename X, typename After> DEVICE void sum(const Ranks& r
         add(sum, from, packet);
         if (from + 1 == ranks.size) Packet<T>::of(sum.words()).to(x, first, count);
     });
-    after.rows(done.first / unit, done.packets / unit, After::crew(), After::CREWS);
+    after.rows_as_block(done.first / unit, done.packets / unit);
 }

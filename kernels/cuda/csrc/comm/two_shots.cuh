@@ -133,7 +133,7 @@ template <typename X, typename T> DEVICE void exchange_chunks(const TwoShots<X, 
 }
 
 // x = sum over ranks of x, each rounded to `T`, as is the sum. Rows of a chunk are ready a step after its sums are
-// taken: those of a single chunk are for all crews of a block, those of many for a crew that does not exchange.
+// taken: those of a single chunk are for the whole block, those of many for a crew that does not exchange.
 template <typename T, typename X, typename After>
 DEVICE void sum_in_two_shots(const Ranks& ranks, X* x, u64 count, After after) {
     after.fetch_params();
@@ -142,16 +142,15 @@ DEVICE void sum_in_two_shots(const Ranks& ranks, X* x, u64 count, After after) {
     const TwoShots<X, T> share(ranks, x, count, unit);
     const u32 chunks = share.chunks();
     const bool alone = chunks == 1;
-    auto rows_of = [&](u32 chunk, u32 crew, u32 crews) {
-        const u64 first = (share.first + chunk * share.chunk_packets) / unit;
-        after.rows(first, share.packets_in(chunk) / unit, crew, crews);
-    };
     if (alone || threadIdx.x < After::exchangers()) {
         exchange_chunks(share, alone ? blockDim.x : After::exchangers());
-        if (alone) rows_of(0, After::crew(), After::CREWS);
+        if (alone) after.rows_as_block(share.first / unit, share.packets / unit);
     } else {
         for (u32 step = 0; step < chunks + 3; step++) {
-            if (step >= 3) rows_of(step - 3, 0, 1);
+            if (step >= 3) {
+                const u32 chunk = step - 3;
+                after.rows_as_crew((share.first + chunk * share.chunk_packets) / unit, share.packets_in(chunk) / unit);
+            }
             if (step < chunks + 2) __syncthreads();
         }
     }

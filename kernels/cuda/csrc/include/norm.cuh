@@ -77,15 +77,27 @@ template <u32 TIMES, typename Who = WholeBlock> struct Row {
         }
     }
 
-    // The sum of two rows, of which `a` and `b` give four elements each, written too.
+    // The sum of two rows, of which `a` and `b` give four elements each, written too. Some are read before any is
+    // written: the compiler cannot know that they are others.
     template <typename A, typename B> DEVICE void add(A a, B b, f32* to, u32 width) {
+        constexpr u32 AT_ONCE = TIMES < 4 ? TIMES : 4;
+        static_assert(TIMES % AT_ONCE == 0, "whole groups");
 #pragma unroll
-        for (u32 i = 0; i < TIMES; i++) {
-            u32 at = (i * Who::threads() + Who::thread()) * EACH;
-            if (at >= width) break;
-            float4 y = a(i, at), z = b(i, at);
-            x[i] = make_float4(y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
-            store_four(to + at, x[i]);
+        for (u32 first = 0; first < TIMES; first += AT_ONCE) {
+            float4 added[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                const u32 i = first + j, at = (i * Who::threads() + Who::thread()) * EACH;
+                if (at < width) x[i] = a(i, at), added[j] = b(i, at);
+            }
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                const u32 i = first + j, at = (i * Who::threads() + Who::thread()) * EACH;
+                if (at >= width) break;
+                const float4 y = x[i], z = added[j];
+                x[i] = make_float4(y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
+                store_four(to + at, x[i]);
+            }
         }
     }
 

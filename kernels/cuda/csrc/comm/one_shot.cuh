@@ -9,8 +9,8 @@ template <typename X, typename T> struct Share : Portion {
     const X* x;
     u64 count; // of all numbers
 
-    DEVICE Share(const Ranks& ranks, const X* x, u64 count, u32 unit)
-        : Portion(ranks, ((count + NUMBERS - 1) / NUMBERS + unit - 1) / unit, unit), ranks(ranks), x(x), count(count) {}
+    DEVICE Share(const Ranks& ranks, const X* x, u64 count)
+        : Portion(ranks, (count + NUMBERS - 1) / NUMBERS, 1), ranks(ranks), x(x), count(count) {}
 
     DEVICE u32 chunks() const { return (packets + ranks.packets - 1) / ranks.packets; }
 
@@ -68,11 +68,11 @@ template <typename X, typename T> struct Share : Portion {
     }
 };
 
-// Exchanges what all ranks have, `count` numbers at an address that is a multiple of 16, in whole units a block: see
-// `Share::receive`. What the block exchanged.
+// Exchanges what all ranks have, `count` numbers at an address that is a multiple of 16: see `Share::receive`.
 template <typename T, typename X, typename Got>
-DEVICE Portion exchange(const Ranks& ranks, const X* x, u64 count, u32 unit, Got got) {
-    Share<X, T> share(ranks, x, count, unit);
+DEVICE void exchange(const Ranks& ranks, const X* x, u64 count, Got got) {
+    wait_for_inputs();
+    Share<X, T> share(ranks, x, count);
     u32 chunks = share.chunks(), half = blockDim.x / 2, thread = threadIdx.x;
     if (chunks) share.send(0, thread, blockDim.x);
     if (chunks > 1) {
@@ -94,18 +94,13 @@ DEVICE Portion exchange(const Ranks& ranks, const X* x, u64 count, u32 unit, Got
     // The last look at the counter was every thread's first.
     __syncthreads();
     if (thread == 0) ranks.chunks[blockIdx.x] = share.number + chunks;
-    return share;
 }
 
 // x = sum over ranks of x, each rounded to `T`, and so is the sum: it has the same bits in two shots.
-template <typename T, typename X, typename After> DEVICE void sum(const Ranks& ranks, X* x, u64 count, After after) {
-    after.fetch_params();
-    wait_for_inputs();
+template <typename T, typename X> DEVICE void sum(const Ranks& ranks, X* x, u64 count) {
     Packet<T> sum;
-    const u32 unit = after.template unit<Packet<T>::NUMBERS>();
-    const Portion done = exchange<T>(ranks, x, count, unit, [&](u64 first, u32 from, Packet<T> packet) {
+    exchange<T>(ranks, x, count, [&](u64 first, u32 from, Packet<T> packet) {
         add(sum, from, packet);
         if (from + 1 == ranks.size) Packet<T>::of(sum.words()).to(x, first, count);
     });
-    after.rows_as_block(done.first / unit, done.packets / unit);
 }

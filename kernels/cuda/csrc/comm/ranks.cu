@@ -13,7 +13,7 @@
 // later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
 //
 // In one shot (one_shot.cuh) every rank sends all its numbers to all others. In two (two_shots.cuh), for larger sums, it
-// sends each its part alone, adds up the own part, and sends that sum to all others. What is done with rows of the sum
+// sends each its part alone, adds up the own part, and sends that sum to all others. What is done with rows of such a sum
 // next may be part of the launch (after_sum.cuh).
 #include "after_sum.cuh"
 #include "one_shot.cuh"
@@ -25,7 +25,7 @@
 #define RANKS_SUM(X, T) \
     extern "C" __global__ void __launch_bounds__(THREADS) ranks_sum_##X##_##T( \
         const __grid_constant__ Ranks ranks, X* x, u64 count) { \
-        sum<T>(ranks, x, count, Nothing()); \
+        sum<T>(ranks, x, count); \
     } \
     extern "C" __global__ void __launch_bounds__(THREADS) ranks_two_shot_sum_##X##_##T( \
         const __grid_constant__ Ranks ranks, X* x, u64 count) { \
@@ -40,10 +40,6 @@ RANKS_SUM(bf16, bf16)
 // A sum of rows, which are added to a residual, and the norm of that: `[rows, width]` each.
 #define RANKS_SUM_ADD_NORM(X, T, OUT) \
     extern "C" __global__ void __launch_bounds__(THREADS) ranks_sum_add_norm_##X##_##T##_##OUT( \
-        const __grid_constant__ Ranks ranks, X* x, u64 count, f32* residual, const Norm how, OUT* out, u32 width) { \
-        sum<T>(ranks, x, count, AddNorm<X, OUT>{residual, x, how, out, width}); \
-    } \
-    extern "C" __global__ void __launch_bounds__(THREADS) ranks_two_shot_sum_add_norm_##X##_##T##_##OUT( \
         const __grid_constant__ Ranks ranks, X* x, u64 count, f32* residual, const Norm how, OUT* out, u32 width) { \
         sum_in_two_shots<T>(ranks, x, count, AddNorm<X, OUT>{residual, x, how, out, width}); \
     }
@@ -63,8 +59,7 @@ DEVICE void place(f32* out, u32 out_width, u32 width, u64 element, u32 from, f32
 extern "C" __global__ void __launch_bounds__(THREADS)
     ranks_gather(const __grid_constant__ Ranks ranks, const f32* x, f32* out, u32 rows, u32 width, u32 out_width) {
     u64 count = (u64)rows * width;
-    wait_for_inputs();
-    exchange<f32>(ranks, x, count, 1, [&](u64 first, u32 from, Packet<f32> packet) {
+    exchange<f32>(ranks, x, count, [&](u64 first, u32 from, Packet<f32> packet) {
 #pragma unroll
         for (u32 i = 0; i < Packet<f32>::NUMBERS; i++)
             if (first + i < count) place(out, out_width, width, first + i, from, packet.numbers[i]);

@@ -129,36 +129,28 @@ impl Peers {
         device.launch_early(name, shape(count, wire), args![ranks, x.ptr, count as u64]);
     }
 
-    /// The same of the rows of `delta`, and `residual += delta; out = norm(residual)`, in one launch; false, and nothing
-    /// done, where no kernel does that.
-    pub(crate) fn sum_add_norm(&self, device: &mut Device, norm: AddNorm, wire: DType, shots: Shots) -> bool {
+    /// The same of the rows of `delta` in two shots, and `residual += delta; out = norm(residual)`, in one launch; false,
+    /// and nothing done, where no kernel does that.
+    pub(crate) fn sum_add_norm(&self, device: &mut Device, norm: AddNorm, wire: DType) -> bool {
         let AddNorm { residual, delta, params, out } = norm;
         let types = [delta.dtype, wire, out.dtype];
-        if !TYPES_OF_ROWS.contains(&types) || !self.has_room_for_rows(delta.width, wire, shots) {
+        if !TYPES_OF_ROWS.contains(&types) || !self.has_room_for_rows(delta.width, wire) {
             return false;
         }
-        let function = match shots {
-            Shots::One => "ranks_sum_add_norm",
-            Shots::Two => "ranks_two_shot_sum_add_norm",
-        };
         let shape = Shape { grid: [delta.rows.min(BLOCKS), 1], block: THREADS, shared: 0 };
         let (ranks, count) = (self.ranks, delta.elements() as u64);
         device.launch_early(
-            Name::in_file("ranks", function, &types),
+            Name::in_file("ranks", "ranks_sum_add_norm", &types),
             shape,
             args![ranks, delta.ptr, count, residual.ptr, params, out.ptr, delta.width as u32],
         );
         true
     }
 
-    /// Rows are whole packets. In two shots a chunk has some of them.
-    fn has_room_for_rows(&self, width: usize, wire: DType, shots: Shots) -> bool {
-        let numbers = PACKET / wire.size();
-        let room = match shots {
-            Shots::One => usize::MAX,
-            Shots::Two => (self.ranks.size * self.ranks.packets) as usize,
-        };
-        width.is_multiple_of(numbers) && width / numbers <= room
+    /// Whether rows are whole packets, and a chunk has a row at least.
+    fn has_room_for_rows(&self, width: usize, wire: DType) -> bool {
+        let (numbers, room) = (PACKET / wire.size(), self.ranks.size * self.ranks.packets);
+        width.is_multiple_of(numbers) && width / numbers <= room as usize
     }
 
     /// `out[row] = [x[row] of rank 0 | ...]`, in f32.

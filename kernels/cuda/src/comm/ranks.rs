@@ -54,6 +54,10 @@ fn most_in_one_shot(ranks: usize) -> usize {
     }
 }
 
+/// Bytes of a sum from which on its rows are added and normed in its launch, where it takes two shots: below, a norm by
+/// itself is hidden as well behind what comes before and after it (docs/several-gpus.md).
+const LEAST_OF_ROWS: usize = 4 << 20;
+
 /// Bytes of a chunk for all peers of a rank. Between two H200, 128 MiB of bf16 take 402 us in two shots, with 16 MiB
 /// 452; and a step of 256 rows of 8,192 is one chunk in one shot.
 const CHUNK: usize = 4 << 20;
@@ -175,10 +179,11 @@ impl Ranks {
     pub(crate) fn sum_add_norm(&mut self, device: &mut Device, norm: AddNorm, wire: DType) -> bool {
         let way = self.way;
         let met = self.met();
-        let elements = norm.delta.elements();
-        let shots = way.shots(elements * wire.size(), met.placement.size).filter(|_| elements > 0);
-        let peers = met.peers.as_ref().zip(shots);
-        peers.is_some_and(|(peers, shots)| peers.sum_add_norm(device, norm, wire, shots))
+        let bytes = norm.delta.elements() * wire.size();
+        let is_large = way == AllReduce::TwoShots || bytes >= LEAST_OF_ROWS;
+        let peers = met.peers.as_ref().filter(|_| bytes > 0 && is_large);
+        way.shots(bytes, met.placement.size) == Some(Shots::Two)
+            && peers.is_some_and(|peers| peers.sum_add_norm(device, norm, wire))
     }
 
     pub(crate) fn gather(&mut self, device: &mut Device, x: View, out: View) {

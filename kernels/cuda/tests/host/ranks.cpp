@@ -8,7 +8,7 @@
 const u32 BLOCKS = 2, BLOCK_THREADS = 24;
 const f32 EPS = 1e-5f;
 
-enum Kind { ONE_SHOT, TWO_SHOTS, ONE_SHOT_ROWS, TWO_SHOTS_ROWS, GATHER, KINDS };
+enum Kind { ONE_SHOT, TWO_SHOTS, ROWS, GATHER, KINDS };
 
 struct Message {
     Kind kind;
@@ -30,12 +30,10 @@ struct Message {
         return travels_in_16 ? load(Cast<bf16>::from(sum)) : sum;
     }
 
-    bool is_in_rows() const { return kind == ONE_SHOT_ROWS || kind == TWO_SHOTS_ROWS; }
-
     f32 residual(u64 i) const { return (int)((number + i) % 13) - 6.0f; }
 
     u32 grid() const {
-        if (is_in_rows()) return std::min<u64>(count / width, BLOCKS);
+        if (kind == ROWS) return std::min<u64>(count / width, BLOCKS);
         const u64 each = kind != GATHER && travels_in_16 ? 8 : 4, packets = (count + each - 1) / each;
         return std::clamp<u64>((packets + BLOCK_THREADS - 1) / BLOCK_THREADS, 1, BLOCKS);
     }
@@ -52,7 +50,7 @@ struct Numbers {
 
     Numbers(const Message& message, u32 rank, u32 ranks)
         : memory(message.count / 4 + 1), gathered(message.kind == GATHER ? ranks * message.count / 4 + 1 : message.count / 4 + 1) {
-        for (u64 i = 0; i < message.count * message.is_in_rows(); i++) residual.push_back(message.residual(i));
+        for (u64 i = 0; i < message.count * (message.kind == ROWS); i++) residual.push_back(message.residual(i));
         for (u64 i = 0; i < message.count; i++)
             if (message.is_in_16) bf16s()[i] = Cast<bf16>::from(message.sent(rank, i));
             else f32s()[i] = message.sent(rank, i);
@@ -60,21 +58,17 @@ struct Numbers {
 
     // What is normed is f32, or bf16 where sums travel so.
     void add_norm(const Ranks& ranks, const Message& message) {
-        const bool once = message.kind == ONE_SHOT_ROWS;
-        const auto run = [&](auto one_shot, auto two_shots, auto* x, auto* normed) {
-            (once ? one_shot : two_shots)(ranks, x, message.count, residual.data(), {0, 0, EPS, 0}, normed, message.width);
+        const auto run = [&](auto kernel, auto* x, auto* normed) {
+            kernel(ranks, x, message.count, residual.data(), {0, 0, EPS, 0}, normed, message.width);
         };
-        if (message.is_in_16)
-            run(ranks_sum_add_norm_bf16_bf16_bf16, ranks_two_shot_sum_add_norm_bf16_bf16_bf16, bf16s(), (bf16*)out());
-        else if (message.travels_in_16)
-            run(ranks_sum_add_norm_f32_bf16_bf16, ranks_two_shot_sum_add_norm_f32_bf16_bf16, f32s(), (bf16*)out());
-        else
-            run(ranks_sum_add_norm_f32_f32_f32, ranks_two_shot_sum_add_norm_f32_f32_f32, f32s(), out());
+        if (message.is_in_16) run(ranks_sum_add_norm_bf16_bf16_bf16, bf16s(), (bf16*)out());
+        else if (message.travels_in_16) run(ranks_sum_add_norm_f32_bf16_bf16, f32s(), (bf16*)out());
+        else run(ranks_sum_add_norm_f32_f32_f32, f32s(), out());
     }
 
     void exchange(const Ranks& ranks, const Message& message) {
         const u64 count = message.count;
-        if (message.is_in_rows()) return add_norm(ranks, message);
+        if (message.kind == ROWS) return add_norm(ranks, message);
         if (message.kind == GATHER)
             return ranks_gather(ranks, f32s(), out(), count / message.width, message.width, ranks.size * message.width - 1);
         const bool once = message.kind == ONE_SHOT;
@@ -104,7 +98,7 @@ struct Numbers {
     }
 
     bool is_right(const Message& message, u32 ranks) {
-        if (message.is_in_rows() && !is_normed(message, ranks)) return false;
+        if (message.kind == ROWS && !is_normed(message, ranks)) return false;
         if (message.kind != GATHER) {
             for (u64 i = 0; i < message.count; i++)
                 if ((message.is_in_16 ? load(bf16s()[i]) : f32s()[i]) != message.sum(ranks, i)) return false;
@@ -119,16 +113,16 @@ struct Numbers {
     }
 };
 
-// A row is whole packets, and two shots have room for one at least.
-Message drawn_rows(u32 number, Kind kind, u32 packets, u32 ranks) {
+// A row is whole packets, and a chunk has room for one at least.
+Message drawn_rows(u32 number, u32 packets, u32 ranks) {
     const bool in_16 = rand() % 2;
     const u32 width = (1 + rand() % (packets * ranks)) * (in_16 ? 8 : 4);
-    return {kind, (1 + rand() % 40) * (u64)width, width, in_16, in_16 && rand() % 2, number};
+    return {ROWS, (1 + rand() % 40) * (u64)width, width, in_16, in_16 && rand() % 2, number};
 }
 
 Message drawn(u32 number, u32 packets, u32 ranks) {
     const Kind kind = (Kind)(rand() % KINDS);
-    if (kind == ONE_SHOT_ROWS || kind == TWO_SHOTS_ROWS) return drawn_rows(number, kind, packets, ranks);
+    if (kind == ROWS) return drawn_rows(number, packets, ranks);
     const u64 most = (u64)packets * BLOCKS * 8 * (1 + rand() % 16), count = 1 + rand() % most;
     const u32 width = 1 + rand() % std::min<u64>(count, 50);
     const bool sums = kind != GATHER, in_16 = sums && rand() % 2;

@@ -9,7 +9,9 @@ use service_kit::{
     values::{count, duration, seconds, size},
 };
 
-use crate::{defaults::Defaults, error::ConfigError, openai::tools::Formats, profile, responses::store::Bounds};
+use crate::{
+    defaults::Defaults, error::ConfigError, openai::tools::Formats, profile::settings, responses::store::Bounds,
+};
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.
 #[derive(ClapArgs, Clone, Debug)]
@@ -326,7 +328,7 @@ pub struct Config {
     /// Template variables that requests may override.
     pub template_kwargs: Map<String, Value>,
     /// Where profiles are written and what they record; absent: there are none.
-    pub profiler: Option<profile::Settings>,
+    pub profiler: Option<settings::Settings>,
     /// How the model writes calls and reasoning, as far as the flags say.
     pub formats: Formats,
 }
@@ -374,8 +376,7 @@ impl Config {
                 .map_err(|problem| flag("--override-generation-config", problem))?,
             use_model_defaults: answers.generation_config == GenerationConfig::Auto,
             template_kwargs: parse("--default-chat-template-kwargs", &answers.default_chat_template_kwargs)?,
-            profiler: profile::settings::parse(&access.profiler_config)
-                .map_err(|problem| flag("--profiler-config", problem))?,
+            profiler: settings::parse(&access.profiler_config).map_err(|problem| flag("--profiler-config", problem))?,
             formats: Formats::named(&answers.tool_call_parser, &answers.reasoning_parser)?,
             access,
             answers,
@@ -432,7 +433,7 @@ fn check_listen(listen: &ListenArgs) -> Result<(), ConfigError> {
 
 /// Settings of profiles.
 fn profiler(text: &str) -> Result<String, String> {
-    profile::settings::parse(text).map(|_| text.to_owned())
+    settings::parse(text).map(|_| text.to_owned())
 }
 
 /// The name of a format of tool calls.

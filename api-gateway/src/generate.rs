@@ -7,11 +7,10 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use proto::{Prompt, prompt};
 use service_kit::trace;
 use tracing::{Instrument, Span, field};
-use uuid::Uuid;
 
 use crate::{
     anthropic::{self, stream::MessageStream},
@@ -20,6 +19,7 @@ use crate::{
         mailbox::{Ending, Update, WakeAt},
         pipeline::{Arrival, InFlight},
     },
+    envelope::{envelope, traceparent_of},
     error::{ApiError, json_response},
     gateway::Gateway,
     openai::{
@@ -32,7 +32,7 @@ use crate::{
     pooling,
     responses::{self, assembly::Assembly, background, stream::ResponseStream},
     server::{
-        body, request_id, routing,
+        body,
         sse::{EventStream, OutputLog, Writer},
     },
 };
@@ -82,43 +82,6 @@ fn refuse_pooling(gateway: &Gateway) -> Result<(), ApiError> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// What comes with the HTTP request besides its body.
-pub fn envelope(
-    gateway: &Gateway,
-    headers: &HeaderMap,
-    arrival: Arrival,
-    incoming: &str,
-) -> Result<Envelope, ApiError> {
-    let ours = trace::traceparent(&Span::current());
-    // Without an exporter of its own the gateway passes on what it got.
-    let traceparent = match (ours.is_empty(), incoming.is_empty()) {
-        (true, true) if gateway.process.profile.is_on() => unsampled(),
-        (true, _) => incoming.to_owned(),
-        (false, _) => ours,
-    };
-    Ok(Envelope {
-        arrival,
-        request_id: request_id::of_client(headers),
-        fresh_id: Uuid::new_v4().simple().to_string(),
-        traceparent,
-        prompt_tokens_details: gateway.config.answers.enable_prompt_tokens_details,
-        request_metrics: gateway.config.answers.enable_per_request_metrics,
-        routing: routing::of_client(headers)?,
-    })
-}
-
-/// A trace context that is not exported: other processes make spans of requests that have one, which a profile records.
-fn unsampled() -> String {
-    let [trace, span] = [Uuid::new_v4(), Uuid::new_v4()].map(|id| id.simple().to_string());
-    format!("00-{trace}-{}-00", &span[..16])
-}
-
-/// The client's trace context; empty when there is none, or none of the size that the standard gives it.
-pub fn traceparent_of(headers: &HeaderMap) -> &str {
-    let value = headers.get("traceparent").and_then(|value| value.to_str().ok()).unwrap_or_default();
-    if value.len() == 55 { value } else { "" }
 }
 
 async fn run(gateway: &Arc<Gateway>, ready: Ready, arrival: Arrival) -> Result<Response, ApiError> {

@@ -10,6 +10,7 @@ mod api;
 mod config;
 mod defaults;
 mod engine;
+mod envelope;
 mod error;
 mod gateway;
 mod generate;

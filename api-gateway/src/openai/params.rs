@@ -203,7 +203,7 @@ fn read_sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<Sampling, A
         logprob_token_ids: logprob_token_ids(fields, limits)?,
         repetition_detection: repetition::read(fields)?,
         // Log-probabilities are each route's own, and what is left is the tokenizer's to say.
-        ..sampling::read(fields, &limits.defaults)?
+        ..sampling::read(fields, limits.defaults.numbers())?
     })
 }
 

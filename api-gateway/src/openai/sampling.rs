@@ -10,7 +10,6 @@ use proto::Sampling;
 use super::fields::Fields;
 use crate::{
     api::shape::{Bounds, Shape},
-    defaults::Defaults,
     error::ApiError,
 };
 
@@ -136,10 +135,10 @@ pub static PARAMETERS: [Parameter; COUNT] = [
     },
 ];
 
-/// Reads and checks all of them.
-pub(super) fn read(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sampling, ApiError> {
+/// Reads and checks all of them; `defaults`: what the model or the user says of each.
+pub(super) fn read(fields: &mut Fields<'_>, defaults: &[Option<f64>; COUNT]) -> Result<Sampling, ApiError> {
     let mut sampling = Sampling::default();
-    for (parameter, default) in PARAMETERS.iter().zip(defaults.numbers()) {
+    for (parameter, default) in PARAMETERS.iter().zip(defaults) {
         (parameter.set)(&mut sampling, parameter.read(fields, *default)?);
     }
     Ok(sampling)
@@ -194,9 +193,10 @@ impl Parameter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::defaults::Defaults;
 
     fn read_json(body: &str, defaults: &Defaults) -> Result<Sampling, ApiError> {
-        read(&mut Fields::parse(body.as_bytes())?, defaults)
+        read(&mut Fields::parse(body.as_bytes())?, defaults.numbers())
     }
 
     #[test]

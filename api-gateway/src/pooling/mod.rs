@@ -27,9 +27,9 @@ use crate::{
         mailbox::{Ending, Update, WakeAt},
         pipeline::Arrival,
     },
+    envelope::{envelope, traceparent_of},
     error::ApiError,
     gateway::Gateway,
-    generate::{envelope, traceparent_of},
     openai::{completion::Envelope, params::Limits},
     server::body,
 };

@@ -1,18 +1,20 @@
 //! All-reduce and friends between the workers of one group.
 //!
-//! [`Solo`] is a group of one. [`SharedMemory`] joins processes of one host through a segment of shared memory. Every
-//! sum is added in rank order, so all ranks hold the same bits. Every wait has a deadline, and an [`AbortHandle`] ends
-//! it at once from another thread.
+//! [`Solo`] is a group of one. [`SharedMemory`] joins processes of one host through a segment of shared memory; every
+//! wait has a deadline, and an [`AbortHandle`] ends it at once from another thread. [`Threads`] joins threads of one
+//! process, in tests and benchmarks. Every sum is added in rank order, so all ranks hold the same bits.
 
 mod abort;
 mod segment;
 mod shared_memory;
 mod solo;
+mod threads;
 mod turn;
 
 pub use abort::AbortHandle;
 pub use shared_memory::{RankPlacement, SharedMemory};
 pub use solo::Solo;
+pub use threads::Threads;
 
 /// What ranks of a group do together. Every rank makes the same calls in the same order.
 ///

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo};
+use collectives::{AbortHandle, Collective, CollectiveError, RankPlacement, SharedMemory, Solo, Threads};
 
 /// Longer than any test runs: whoever waits for it has failed.
 const LONG: Duration = Duration::from_secs(120);
@@ -33,14 +33,18 @@ fn name_is_gone(rendezvous: &str) -> bool {
         .any(|entry| entry.unwrap().file_name().to_string_lossy().contains(rendezvous))
 }
 
-/// Runs `body` on every rank, each a thread, and gives what they returned.
-fn on_all<T: Send>(world_size: usize, body: impl Fn(SharedMemory) -> T + Sync) -> Vec<T> {
-    let name = fresh_name();
+/// Runs `body` on every rank, each a thread: in a group in shared memory, then in one of threads. Gives what they
+/// returned, by rank.
+fn on_all<T: Send>(world_size: usize, body: impl Fn(&mut dyn Collective) -> T + Sync) -> Vec<[T; 2]> {
+    let name = &fresh_name();
+    let on_rank = |mut threads: Threads| {
+        let in_shared_memory = body(&mut join(name, threads.rank(), world_size).unwrap());
+        [in_shared_memory, body(&mut threads)]
+    };
     thread::scope(|scope| {
-        let body = &body;
-        let name = &name;
+        let on_rank = &on_rank;
         let ranks: Vec<_> =
-            (0..world_size).map(|rank| scope.spawn(move || body(join(name, rank, world_size).unwrap()))).collect();
+            Threads::group(world_size).into_iter().map(|threads| scope.spawn(move || on_rank(threads))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -53,7 +57,7 @@ fn value(rank: usize, i: usize, round: usize) -> f32 {
 #[test]
 fn sums_are_in_rank_order_and_the_same_everywhere() {
     for world_size in [1, 2, 3, 5] {
-        on_all(world_size, |mut group| {
+        on_all(world_size, |group| {
             for round in 0..4 {
                 for len in SIZES {
                     let mut data: Vec<f32> = (0..len).map(|i| value(group.rank(), i, round)).collect();
@@ -73,7 +77,7 @@ fn sums_are_in_rank_order_and_the_same_everywhere() {
 fn bytes_are_exchanged_as_they_are() {
     assert_eq!(Solo.exchange(&[0, 200, 255]).unwrap(), [[0, 200, 255]]);
     let byte = |rank: usize, i: usize| (rank * 97 + i * 31 + i / 256) as u8;
-    on_all(3, |mut group| {
+    on_all(3, |group| {
         for len in [0, 1, 13, 262_144, 262_145] {
             let mine: Vec<u8> = (0..len).map(|i| byte(group.rank(), i)).collect();
             let all = group.exchange(&mine).unwrap();
@@ -89,7 +93,7 @@ fn bytes_are_exchanged_as_they_are() {
 
 #[test]
 fn gathers_are_in_rank_order() {
-    on_all(3, |mut group| {
+    on_all(3, |group| {
         for len in SIZES {
             let mine: Vec<f32> = (0..len).map(|i| value(group.rank(), i, 0)).collect();
             let mut all = vec![0.0; 3 * len];
@@ -102,7 +106,7 @@ fn gathers_are_in_rank_order() {
 
 #[test]
 fn many_small_steps_keep_in_turn() {
-    let sums = on_all(2, |mut group| {
+    let sums = on_all(2, |group| {
         let mut x = [1.0 + group.rank() as f32];
         for _ in 0..20_000 {
             group.all_reduce_sum(&mut x).unwrap();
@@ -110,7 +114,7 @@ fn many_small_steps_keep_in_turn() {
         }
         x[0]
     });
-    assert_eq!(sums, [1.5, 1.5]);
+    assert_eq!(sums, [[1.5; 2]; 2]);
 }
 
 #[test]
@@ -181,14 +185,14 @@ fn alone_is_a_deadline_and_the_name_goes() {
 
 #[test]
 fn a_rank_that_leaves_ends_the_group() {
-    let results = on_all(2, |mut group| {
+    let results = on_all(2, |group| {
         group.all_reduce_sum(&mut [1.0]).unwrap();
         if group.rank() == 1 {
             return Ok(()); // drops its place
         }
         group.all_reduce_sum(&mut [1.0])
     });
-    assert!(matches!(results[0], Err(CollectiveError::Aborted)));
+    assert!(matches!(results[0], [Err(CollectiveError::Aborted), Err(CollectiveError::PeerGone { rank: 1 })]));
 }
 
 /// A rank in a process of its own: this test binary, told its place on standard input.

@@ -4,9 +4,9 @@
 //! group [default: 2]. Then the same of rows that are added to a residual and normed: their sum alone, the rest alone,
 //! and both in one launch.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
+use collectives::{Collective, Threads};
 use kernels::ops::{Batch, Comm, DType, Device, ExchangeFailed, Load, Norm, NormKind, Ops, RankPlacement, Sequence};
 use kernels_cuda::{AllReduce, CudaBackend, CudaOptions, Folders, Surroundings};
 
@@ -91,7 +91,7 @@ enum Steps {
 fn table_of_rows(ranks: usize) -> Result<(), String> {
     let measured = STEPS.iter().map(|&(name, way, steps)| {
         let how = How { ranks, way, dtype: DType::Bf16, wire: DType::Bf16 };
-        Ok((name, in_group(how, |rank, lines| measure_rows(rank, how, steps, lines))?))
+        Ok((name, in_group(how, |rank, threads| measure_rows(rank, how, steps, threads))?))
     });
     let columns: Result<Vec<_>, String> = measured.collect();
     print(&format!("{ranks} ranks, rows of {ROW_WIDTH}, us\n      rows"), &ROWS, &columns?);
@@ -108,44 +108,19 @@ fn print(title: &str, sizes: &[usize], columns: &[(&str, Vec<f64>)]) {
     }
 }
 
-/// A rank's channels to all ranks, its own included.
-struct Lines {
-    to: Vec<Sender<Vec<u8>>>,
-    from: Vec<Receiver<Vec<u8>>>,
-}
-
-impl Lines {
-    fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ExchangeFailed> {
-        self.to.iter().try_for_each(|to| to.send(mine.to_vec())).map_err(|_| ExchangeFailed)?;
-        self.from.iter().map(Receiver::recv).collect::<Result<_, _>>().map_err(|_| ExchangeFailed)
-    }
-}
-
-fn lines(size: usize) -> Vec<Lines> {
-    let mut lines: Vec<Lines> = (0..size).map(|_| Lines { to: Vec::new(), from: Vec::new() }).collect();
-    for from in 0..size {
-        for to in 0..size {
-            let (sender, receiver) = channel();
-            lines[from].to.push(sender);
-            lines[to].from.push(receiver);
-        }
-    }
-    lines
-}
-
 /// Microseconds of each width, as rank 0 sees them.
 fn measure(how: How) -> Result<Vec<f64>, String> {
-    in_group(how, |rank, lines| measure_sums(rank, how, lines))
+    in_group(how, |rank, threads| measure_sums(rank, how, threads))
 }
 
 /// What rank 0 of a group gives.
-fn in_group(how: How, work: impl Fn(usize, Lines) -> Result<Vec<f64>, String> + Sync) -> Result<Vec<f64>, String> {
+fn in_group(how: How, work: impl Fn(usize, Threads) -> Result<Vec<f64>, String> + Sync) -> Result<Vec<f64>, String> {
     let work = &work;
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = lines(how.ranks)
+        let ranks: Vec<_> = Threads::group(how.ranks)
             .into_iter()
             .enumerate()
-            .map(|(rank, lines)| scope.spawn(move || work(rank, lines)))
+            .map(|(rank, threads)| scope.spawn(move || work(rank, threads)))
             .collect();
         let times: Vec<_> = ranks.into_iter().map(|rank| rank.join().map_err(|_| "a rank panicked")).collect();
         let times: Vec<_> = times.into_iter().collect::<Result<Result<_, String>, _>>()??;
@@ -154,7 +129,7 @@ fn in_group(how: How, work: impl Fn(usize, Lines) -> Result<Vec<f64>, String> + 
 }
 
 /// A device that has met those of the other ranks.
-fn open(rank: usize, how: How, lines: &Lines) -> Result<CudaBackend, String> {
+fn open(rank: usize, how: How, threads: &mut Threads) -> Result<CudaBackend, String> {
     let (virtual_env, path) = (std::env::var_os("VIRTUAL_ENV"), std::env::var_os("PATH"));
     let surroundings = Surroundings { named: None, virtual_env: virtual_env.as_deref(), path: path.as_deref() };
     let options = CudaOptions {
@@ -166,7 +141,9 @@ fn open(rank: usize, how: How, lines: &Lines) -> Result<CudaBackend, String> {
     };
     let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
     backend
-        .init_comm(RankPlacement { rank, size: how.ranks }, &mut |mine| lines.exchange(mine))
+        .init_comm(RankPlacement { rank, size: how.ranks }, &mut |mine| {
+            threads.exchange(mine).map_err(|_| ExchangeFailed)
+        })
         .map_err(|error| error.to_string())?;
     Ok(backend)
 }
@@ -180,11 +157,16 @@ fn begin(backend: &mut CudaBackend, rows: usize) {
 }
 
 /// Median time of a call of `run` in microseconds, calls following each other.
-fn median(backend: &mut CudaBackend, lines: &Lines, count: u32, run: impl Fn(&mut CudaBackend)) -> Result<f64, String> {
+fn median(
+    backend: &mut CudaBackend,
+    threads: &mut Threads,
+    count: u32,
+    run: impl Fn(&mut CudaBackend),
+) -> Result<f64, String> {
     let flag = backend.new_act(*ROWS.iter().max().expect("sizes"), 1);
-    let calls = |backend: &mut CudaBackend, count| -> Result<f64, String> {
+    let mut calls = |backend: &mut CudaBackend, count| -> Result<f64, String> {
         // Ranks begin together.
-        lines.exchange(&[]).map_err(|error| error.to_string())?;
+        threads.exchange(&[]).map_err(|error| error.to_string())?;
         let start = Instant::now();
         (0..count).for_each(|_| run(backend));
         // The first thing to wait for all of them.
@@ -200,20 +182,20 @@ fn median(backend: &mut CudaBackend, lines: &Lines, count: u32, run: impl Fn(&mu
     Ok(rounds[2])
 }
 
-fn measure_sums(rank: usize, how: How, lines: Lines) -> Result<Vec<f64>, String> {
-    let mut backend = open(rank, how, &lines)?;
+fn measure_sums(rank: usize, how: How, mut threads: Threads) -> Result<Vec<f64>, String> {
+    let mut backend = open(rank, how, &mut threads)?;
     let mut times = Vec::new();
     for width in WIDTHS {
         let act = backend.new_rounded_act(1, width, how.dtype);
         begin(&mut backend, 1);
         backend.host_mut(act).fill(0.0);
-        times.push(median(&mut backend, &lines, calls_of(width), |backend| backend.all_reduce(act, how.wire))?);
+        times.push(median(&mut backend, &mut threads, calls_of(width), |backend| backend.all_reduce(act, how.wire))?);
     }
-    end(&backend, &lines, times)
+    end(&backend, &mut threads, times)
 }
 
-fn measure_rows(rank: usize, how: How, steps: Steps, lines: Lines) -> Result<Vec<f64>, String> {
-    let mut backend = open(rank, how, &lines)?;
+fn measure_rows(rank: usize, how: How, steps: Steps, mut threads: Threads) -> Result<Vec<f64>, String> {
+    let mut backend = open(rank, how, &mut threads)?;
     let norm = Norm { kind: NormKind::Rms, weight: None, bias: None, eps: 1e-5 };
     let most = *ROWS.iter().max().expect("sizes");
     let [delta, normed] = [(); 2].map(|()| backend.new_rounded_act(most, ROW_WIDTH, how.dtype));
@@ -230,13 +212,13 @@ fn measure_rows(rank: usize, how: How, steps: Steps, lines: Lines) -> Result<Vec
                 backend.add_norm(residual, delta, norm, normed);
             }
         };
-        times.push(median(&mut backend, &lines, calls_of(rows * ROW_WIDTH), run)?);
+        times.push(median(&mut backend, &mut threads, calls_of(rows * ROW_WIDTH), run)?);
     }
-    end(&backend, &lines, times)
+    end(&backend, &mut threads, times)
 }
 
 /// Nobody leaves while others may still write to its memory.
-fn end(backend: &CudaBackend, lines: &Lines, times: Vec<f64>) -> Result<Vec<f64>, String> {
-    lines.exchange(&[]).map_err(|error| error.to_string())?;
+fn end(backend: &CudaBackend, threads: &mut Threads, times: Vec<f64>) -> Result<Vec<f64>, String> {
+    threads.exchange(&[]).map_err(|error| error.to_string())?;
     backend.fault().map_or(Ok(times), |fault| Err(fault.to_owned()))
 }

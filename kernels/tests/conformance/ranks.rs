@@ -1,10 +1,12 @@
 //! Sums and gatherings over the ranks of a group, a GPU each: needs two of them, and eight for all.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use kernels::ops::{Act, Backend, Batch, DType, Epilogue, Norm, NormKind, RankPlacement, RowSelection, Sequence};
+use collectives::{Collective, Threads};
+use kernels::ops::{
+    Act, Backend, Batch, DType, Epilogue, ExchangeFailed, Norm, NormKind, RankPlacement, RowSelection, Sequence,
+};
 use kernels_cuda::{AllReduce, CudaOptions};
 
 use crate::gpu;
@@ -40,31 +42,6 @@ impl Way {
     }
 }
 
-/// A rank's channels to all ranks, its own included.
-struct Lines {
-    to: Vec<Sender<Vec<u8>>>,
-    from: Vec<Receiver<Vec<u8>>>,
-}
-
-impl Lines {
-    fn exchange(&self, mine: &[u8]) -> Vec<Vec<u8>> {
-        self.to.iter().for_each(|to| to.send(mine.to_vec()).expect("a living rank"));
-        self.from.iter().map(|from| from.recv().expect("a living rank")).collect()
-    }
-}
-
-fn lines(size: usize) -> Vec<Lines> {
-    let mut lines: Vec<Lines> = (0..size).map(|_| Lines { to: Vec::new(), from: Vec::new() }).collect();
-    for from in 0..size {
-        for to in 0..size {
-            let (sender, receiver) = channel();
-            lines[from].to.push(sender);
-            lines[to].from.push(receiver);
-        }
-    }
-    lines
-}
-
 /// Held by the only group that runs. A device that frees memory or loads a kernel waits for all kernels on it; were
 /// those of another group among them, which wait for ranks that wait in the same way, neither group would go on.
 static ONE_GROUP: Mutex<()> = Mutex::new(());
@@ -85,20 +62,23 @@ fn as_group<T: Send>(
         let _alone = ONE_GROUP.lock().unwrap_or_else(PoisonError::into_inner);
         // Kernels are compiled once, not by each rank of each test.
         gpu::backend(true);
-        let rank = |(rank, lines): (usize, Lines)| {
+        let rank = |(rank, mut threads): (usize, Threads)| {
             let ranks = Some(all_reduce);
             let mut backend = gpu::open(&CudaOptions { ordinal: rank as u32, ranks, ..gpu::options() });
             let place = RankPlacement { rank, size };
-            backend.init_comm(place, &mut |mine| Ok(lines.exchange(mine))).expect("ranks that meet");
+            backend
+                .init_comm(place, &mut |mine| threads.exchange(mine).map_err(|_| ExchangeFailed))
+                .expect("ranks that meet");
             let result = work(Way { place, all_reduce }, &mut *backend);
             assert_eq!(backend.fault(), None);
             // Nobody leaves while others may still write to its memory.
-            lines.exchange(&[]);
+            threads.exchange(&[]).expect("living ranks");
             result
         };
         return Some(thread::scope(|scope| {
             let rank = &rank;
-            let ranks: Vec<_> = lines(size).into_iter().enumerate().map(|one| scope.spawn(move || rank(one))).collect();
+            let ranks: Vec<_> =
+                Threads::group(size).into_iter().enumerate().map(|one| scope.spawn(move || rank(one))).collect();
             ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
         }));
     }

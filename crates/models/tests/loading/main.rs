@@ -8,7 +8,7 @@ mod torch;
 use std::path::Path;
 use std::thread;
 
-use collectives::{Collective, CollectiveError, Solo};
+use collectives::{Collective, Solo, Threads};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::{Batch, DType, KvDType, Sequence};
 use models::{
@@ -228,54 +228,6 @@ fn a_cache_is_of_what_is_computed_in_or_of_8_bits() {
     assert!(message.contains("f16") && message.contains("--kv-cache-dtype"), "{message}");
 }
 
-/// Two ranks in one process, meeting in a barrier.
-struct Pair {
-    rank: usize,
-    to: std::sync::mpsc::Sender<Vec<f32>>,
-    from: std::sync::mpsc::Receiver<Vec<f32>>,
-}
-
-impl Pair {
-    fn both() -> [Self; 2] {
-        let ((to_one, from_zero), (to_zero, from_one)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
-        [Self { rank: 0, to: to_one, from: from_one }, Self { rank: 1, to: to_zero, from: from_zero }]
-    }
-
-    fn swap(&mut self, mine: &[f32]) -> Result<Vec<f32>, CollectiveError> {
-        let gone = CollectiveError::PeerGone { rank: 1 - self.rank };
-        self.to.send(mine.to_vec()).ok().and_then(|()| self.from.recv().ok()).ok_or(gone)
-    }
-}
-
-impl Collective for Pair {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-    fn world_size(&self) -> usize {
-        2
-    }
-    fn all_reduce_sum(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        let other = self.swap(data)?;
-        data.iter_mut().zip(other).for_each(|(x, y)| *x += y);
-        Ok(())
-    }
-    fn all_gather(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
-        let other = self.swap(mine)?;
-        let (first, second) = if self.rank == 0 { (mine, &other[..]) } else { (&other[..], mine) };
-        all[..mine.len()].copy_from_slice(first);
-        all[mine.len()..].copy_from_slice(second);
-        Ok(())
-    }
-    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let numbers: Vec<f32> = mine.iter().map(|byte| f32::from(*byte)).collect();
-        let mut all = vec![0.0; 2 * mine.len()];
-        self.all_gather(&numbers, &mut all)?;
-        let bytes: Vec<u8> = all.into_iter().map(|number| number as u8).collect();
-        let (first, second) = bytes.split_at(mine.len());
-        Ok(vec![first.to_vec(), second.to_vec()])
-    }
-}
-
 #[test]
 fn dummy_weights_are_one_model_however_split() {
     one_model_however_split(CONFIG);
@@ -331,13 +283,14 @@ fn one_model_however_split(config: &str) {
     assert_eq!(expected, whole(1));
     assert_ne!(expected, whole(2));
     // A vocabulary of 33 does not divide by two: the second rank's part is padded.
-    let ranks = Pair::both().map(|mut pair| {
+    let rank = |mut group: Threads| {
         let dir = dir.path().to_owned();
         thread::spawn(move || {
-            let mut model = load(&dir, &options(LoadFormat::Dummy, (pair.rank, 2))).expect("loads").0;
-            logits(&mut model, &mut pair)
+            let mut model = load(&dir, &options(LoadFormat::Dummy, (group.rank(), 2))).expect("loads").0;
+            logits(&mut model, &mut group)
         })
-    });
+    };
+    let ranks: Vec<_> = Threads::group(2).into_iter().map(rank).collect();
     for rank in ranks {
         let split = rank.join().expect("a rank");
         assert_eq!(split.len(), expected.len());
@@ -373,8 +326,8 @@ fn faulty_steps_are_errors() {
         Err(ForwardError::Token { token: 33, vocab: 33 })
     ));
     assert!(matches!(model.runner.forward(batch(&[1]), &[1], &mut Solo), Err(ForwardError::LogitRows { .. })));
-    let [mut pair, _other] = Pair::both();
-    assert!(matches!(model.runner.forward(batch(&[1]), &[0], &mut pair), Err(ForwardError::Group { .. })));
+    let mut group = Threads::group(2);
+    assert!(matches!(model.runner.forward(batch(&[1]), &[0], &mut group[0]), Err(ForwardError::Group { .. })));
     assert_eq!(model.runner.forward(batch(&[1]), &[], &mut Solo).expect("a step").rows, 0);
 }
 

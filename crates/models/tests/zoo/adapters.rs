@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use collectives::{Collective, Solo};
+use collectives::{Collective, Solo, Threads};
 use kernels::ops::{DType, Taken};
 use models::{Adapter, AdapterError, AdapterWrite, LoadOptions, LoraOptions, Runner};
 
 use crate::checks::{as_recorded, greedy_scripts};
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, options, start, step};
 use crate::reference::{self, Reference};
-use crate::{engine, folders, group};
+use crate::{engine, folders};
 
 const LLAMA: [&str; 5] =
     ["lora-llama-r16-all", "lora-llama-r16-rslora", "lora-llama-r4-partial", "lora-llama-r8-all", "lora-llama-r8-qv"];
@@ -138,7 +138,7 @@ fn split(family: &Family) {
                 run(&mut *runner, &mut channels, scripts, slots, way)
             })
         };
-        let ranks: Vec<_> = group::group(2).into_iter().enumerate().map(rank).collect();
+        let ranks: Vec<_> = Threads::group(2).into_iter().enumerate().map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
     });
     for (reference, outcome) in references.iter().zip(&outcomes[0]) {

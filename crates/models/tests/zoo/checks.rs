@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use collectives::Solo;
+use collectives::{Solo, Threads};
 use kernels::cpu::CpuOptions;
 use kernels::ops::DType;
 use model_spec::FeedForwardSpec;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, hidden, load, logprob, run};
 use crate::reference::{self, Prompt, Reference};
-use crate::{engine, folders, group};
+use crate::{engine, folders};
 
 /// A reference model, or those of its prompts that are served with the same longest length.
 #[derive(Clone)]
@@ -249,7 +249,7 @@ pub fn tensor_parallel(case: &Case, size: usize) {
                     )
                 })
             };
-            let ranks: Vec<_> = group::group(size).into_iter().enumerate().map(rank).collect();
+            let ranks: Vec<_> = Threads::group(size).into_iter().enumerate().map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
         });
         as_recorded(&reference, &outcomes[0])

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use collectives::Solo;
+use collectives::{Solo, Threads};
 use kernels::ops::DType;
 use models::LoraOptions;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::engine::{self, On, Outcome, PLAIN, Script, Setup, Wanted, Way};
 use crate::merged_adapters::{ALPHA, RANK, base, distance, numbers};
 use crate::networks::staged_adapter;
 use crate::tensors::{Tensor, Tensors, read, write};
-use crate::{folders, group, reference};
+use crate::{folders, reference};
 
 /// Two adapters of a base, and the models that they are merged into.
 struct Merged {
@@ -106,7 +106,7 @@ impl Merged {
                     run(&mut *runner, &mut channels, scripts, slots, way)
                 })
             };
-            let ranks: Vec<_> = group::group(2).into_iter().enumerate().map(rank).collect();
+            let ranks: Vec<_> = Threads::group(2).into_iter().enumerate().map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
         });
         self.check(what, &outcomes[0], &alone);

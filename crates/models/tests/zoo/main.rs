@@ -13,7 +13,6 @@ mod expert_adapters;
 mod folders;
 #[path = "../../../../kernels/tests/conformance/gpu.rs"]
 mod gpu;
-mod group;
 mod merged_adapters;
 mod networks;
 #[expect(dead_code, reason = "other tests use all of it")]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use collectives::{Collective, CollectiveError, Solo};
+use collectives::{Collective, CollectiveError, Solo, Threads};
 use kernels::ops::{Batch, DType, Sequence};
 use kernels::sample::{SampleParams, SampleRow, last_token};
 use models::{Device, ForwardError, LoadError, LoadOptions, Network, NetworkHead, Placement, Stage, load_network};
@@ -16,7 +16,7 @@ use crate::engine::{
     BLOCK_SIZE, MEMORY, On, Outcome, PLAIN, Script, Setup, Wanted, Way, device, load, options, run, start, step,
 };
 use crate::reference;
-use crate::{adapters, engine, folders, group};
+use crate::{adapters, engine, folders};
 use test_runners::{Pipeline, Shared};
 
 /// Ways of running that exercise caches: chunks, ragged batches, scattered blocks.
@@ -163,7 +163,7 @@ fn stages_are_split_over_ranks_like_the_whole() {
     let on_ranks = |cuts: &'static [usize]| -> Vec<Vec<Outcome>> {
         thread::scope(|scope| {
             let (dir, scripts) = (&dir, &scripts);
-            let ranks = group::group(2).into_iter().enumerate().map(|(rank, mut channels)| {
+            let ranks = Threads::group(2).into_iter().enumerate().map(|(rank, mut channels)| {
                 scope.spawn(move || {
                     let setup = Setup { rank: (rank, 2), ..Setup::new(DType::F32) };
                     let layers = models::read_spec(dir).expect("a model").layers.len();

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use collectives::Solo;
+use collectives::{Solo, Threads};
 use kernels::ops::DType;
 use models::{LoraOptions, Runner};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::adapters::{ROOM, load, put, run};
 use crate::engine::{self, On, Outcome, PLAIN, Script, Setup, Wanted, Way};
 use crate::merged_adapters::{distance, numbers};
 use crate::tensors::{Tensor, Tensors, read, write};
-use crate::{folders, group, reference};
+use crate::{folders, reference};
 
 const RANK: usize = 3;
 const ALPHA: f32 = 6.0;
@@ -241,7 +241,7 @@ fn over_two_ranks(
                 run(&mut *runner, &mut channels, scripts, slots, way)
             })
         };
-        let ranks: Vec<_> = group::group(2).into_iter().enumerate().map(rank).collect();
+        let ranks: Vec<_> = Threads::group(2).into_iter().enumerate().map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
     })
 }

@@ -174,7 +174,7 @@ impl Engine {
         }
         self.fail_all(&error::ending());
         self.flush().await;
-        Ok(())
+        self.finish_steps(&mut events).await
     }
 
     fn apply(&mut self, event: Event) -> anyhow::Result<()> {

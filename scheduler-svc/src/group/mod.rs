@@ -44,6 +44,8 @@ pub(crate) struct Group {
     /// Pipeline stages; each has the same number of ranks.
     stages: u32,
     epoch: u64,
+    /// The last step of this epoch that the ranks were sent.
+    sent: u64,
     state: State,
     /// Why the last epoch ended, or the next one cannot begin.
     loss: Option<String>,
@@ -121,6 +123,7 @@ impl Group {
             ranks: (0..stages * stage_size).map(|_| None).collect(),
             stages,
             epoch,
+            sent: 0,
             state: State::Incomplete,
             loss: None,
             limits,
@@ -177,7 +180,7 @@ impl Group {
 
     /// Tells all ranks to form the next epoch, whose steps are to take `step_timeout` at most.
     pub(crate) async fn form(&mut self, step_timeout: Duration) -> Result<(), Unreachable> {
-        self.epoch += 1;
+        (self.epoch, self.sent) = (self.epoch + 1, 0);
         self.state = State::Forming;
         let command = Command::FormGroup(FormGroup {
             epoch: self.epoch,
@@ -248,6 +251,11 @@ impl Group {
         rank == self.ranks.len() - self.stage_size() as usize
     }
 
+    /// Whether every rank has finished every step that it was sent.
+    pub(crate) fn has_finished(&self) -> bool {
+        !self.is_formed() || self.ranks.iter().flatten().all(|member| member.acknowledged >= self.sent)
+    }
+
     /// Whether a worker says something as a member of the present group.
     pub(crate) fn is_of(&self, connection: u64, epoch: u64) -> bool {
         self.is_formed() && epoch == self.epoch && self.rank_of(connection).is_some()
@@ -260,6 +268,7 @@ impl Group {
 
     /// Sends a plan to all ranks, encoded once.
     pub(crate) async fn send(&mut self, mut plan: StepPlan) -> Result<(), Unreachable> {
+        self.sent = plan.step;
         plan.shorten();
         self.broadcast(Command::Step(plan)).await
     }

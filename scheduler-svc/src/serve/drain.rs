@@ -4,15 +4,23 @@
 //!  told to end   requests of tokenizers that have not read that it drains are still taken
 //!  empty         the detokenizer takes in the last tokens; tokenizers read the last report, of what ended
 //!  drained       nothing is lost with the process
+//!  over          the workers finish the steps that they were sent, whose tokens nobody wants
 //! ```
 
 use std::time::Duration;
 
 use sched_core::Scheduler;
-use tokio::time::Instant;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 use tracing::info;
 
 use super::Engine;
+use crate::wire::Event;
+
+/// How long the workers' last steps are waited for: shorter than whoever ended this process waits for it.
+const LAST_STEPS: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// What runs may finish until the deadline.
@@ -31,6 +39,25 @@ impl Engine {
             && self.adapters.num_waiting().requests == 0
             && self.detokenizer.has_heard_all()
             && self.watchers.all_have_seen_the_last()
+    }
+
+    /// Lets the workers finish what they were sent: one whose scheduler leaves while it computes takes it for lost.
+    pub(super) async fn finish_steps(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
+        let finishing = async {
+            while !self.group.has_finished() {
+                match events.recv().await {
+                    Some(event @ (Event::Worker { .. } | Event::WorkerLost { .. })) => self.apply(event)?,
+                    // Whoever asks for more is hung up on.
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+            Ok(())
+        };
+        timeout(LAST_STEPS, finishing).await.unwrap_or_else(|_| {
+            info!("the workers' last steps take longer than {LAST_STEPS:?}");
+            Ok(())
+        })
     }
 
     /// Answers the control plane's `Drain`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::{DrainSeen, EngineReport, Inbound, Watch, engine_report::State, inbound};
+use proto::{DrainSeen, EngineReport, Inbound, StepPlan, Watch, engine_report::State, inbound};
 use tokio::time::timeout;
 
 use crate::stage::{DEADLINE, Stage, Worker, stage};
@@ -94,6 +94,47 @@ async fn what_does_not_end_in_time_fails() {
     stage.seen(draining.sequence).await;
     let (_, last) = stage.until_end().await;
     assert_eq!(last.failed.len(), 1);
+    stage.ends().await;
+}
+
+/// An engine of two workers that has drained while both are at a step.
+async fn drained_amid_a_step() -> (Stage, [(Worker, StepPlan); 2]) {
+    let mut stage = stage(&["--tensor-parallel-size=2"]).await;
+    let mut workers = [stage.worker(0, 2).await, stage.worker(1, 2).await];
+    for worker in &mut workers {
+        worker.form().await;
+    }
+    stage.ready().await;
+    stage.ask(1, 1).await;
+    for worker in &mut workers {
+        worker.step().await;
+    }
+    stage.until_end().await;
+    stage.confirm().await;
+    let [mut first, mut second] = workers;
+    // It drops what has ended.
+    let plans = [first.plan().await, second.plan().await];
+    stage.process.shutdown.cancel();
+    let [of_first, of_second] = plans;
+    (stage, [(first, of_first), (second, of_second)])
+}
+
+#[tokio::test]
+async fn it_leaves_no_worker_amid_a_step() {
+    let (mut stage, [(mut first, of_first), (mut second, of_second)]) = drained_amid_a_step().await;
+    assert!(stage.stays().await, "both are at a step");
+    first.answer(of_first).await;
+    assert!(stage.stays().await, "one still is");
+    second.answer(of_second).await;
+    stage.ends().await;
+    for mut worker in [first, second] {
+        assert!(timeout(DEADLINE, worker.link.receiver.recv()).await.expect("hung up in time").is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_never_finishes_does_not_keep_it() {
+    let (stage, _workers) = drained_amid_a_step().await;
     stage.ends().await;
 }
 

@@ -7,6 +7,7 @@
 constexpr u32 EACH = 8, DOTS = 4;
 // Warps that share a dot, so that its inputs are read side by side.
 constexpr u32 WARPS = 8;
+
 // Sums of x[i][k] * w[d][k] over this warp's share of k, for the rows of `mine`.
 template <u32 ROWS, u32 COUNT, typename X, typename W>
 DEVICE void share_of_dots(
@@ -52,4 +53,51 @@ DEVICE void share_of_dots(
     for (u32 i = 0; i < ROWS; i++)
 #pragma unroll
         for (u32 d = 0; d < COUNT; d++) sums[i][d] = warp_sum(sums[i][d]);
+}
+
+// Shares of a block's warps in the dots of its rows.
+template <u32 ROWS, u32 COUNT> struct Shares {
+    f32 of[WARPS][ROWS][COUNT];
+
+    DEVICE f32 sum(u32 row, u32 dot) const {
+        f32 sum = 0.0f;
+#pragma unroll
+        for (u32 warp = 0; warp < WARPS; warp++) sum += of[warp][row][dot];
+        return sum;
+    }
+};
+
+// COUNT dots of each row of `left` with weights of its slot, the rows of one slot together: `row` gives x of a row,
+// `weights` w of a slot and dot. `store` gets the slot, its rows as bits, and the shares. All threads of a block see
+// the same slots.
+template <u32 ROWS, u32 COUNT, typename Row, typename Weights, typename Store>
+DEVICE void dots_by_slot(const u32 (&slot)[ROWS], u32 left, u32 k, Row row, Weights weights, Store store) {
+    __shared__ Shares<ROWS, COUNT> shares;
+    const u32 warp = threadIdx.x / 32;
+    while (left) {
+        u32 own = NO_ADAPTER, mine = 0;
+        decltype(row(0)) x[ROWS];
+#pragma unroll
+        for (u32 i = 0; i < ROWS; i++)
+            if (own == NO_ADAPTER && left >> i & 1u) own = slot[i];
+#pragma unroll
+        for (u32 i = 0; i < ROWS; i++) {
+            if ((left >> i & 1u) && slot[i] == own) mine |= 1u << i;
+            x[i] = row(i);
+        }
+        left &= ~mine;
+        decltype(weights(0, 0)) w[COUNT];
+#pragma unroll
+        for (u32 d = 0; d < COUNT; d++) w[d] = weights(own, d);
+        f32 sums[ROWS][COUNT];
+        share_of_dots(x, mine, w, k, sums);
+        if (threadIdx.x % 32 == 0)
+#pragma unroll
+            for (u32 i = 0; i < ROWS; i++)
+#pragma unroll
+                for (u32 d = 0; d < COUNT; d++) shares.of[warp][i][d] = sums[i][d];
+        __syncthreads();
+        store(own, mine, shares);
+        __syncthreads();
+    }
 }

@@ -12,49 +12,24 @@ template <u32 ROWS, u32 COUNT, typename X, typename W>
 DEVICE void shrink(
     const X* x, const W* a, const u32* slots, const u32* ranks, f32* shrunk, u32 rows, u32 inputs, u32 parts,
     u32 max_rank) {
-    __shared__ f32 shares[WARPS][ROWS][COUNT];
     const u32 groups = (max_rank + COUNT - 1) / COUNT, part = blockIdx.y / groups, j = blockIdx.y % groups * COUNT;
-    const u32 first = blockIdx.x * ROWS, warp = threadIdx.x / 32;
+    const u32 first = blockIdx.x * ROWS;
     u32 slot[ROWS], left = 0;
 #pragma unroll
     for (u32 i = 0; i < ROWS; i++) {
         slot[i] = first + i < rows ? slots[first + i] : NO_ADAPTER;
         if (slot[i] != NO_ADAPTER && j < ranks[slot[i] * parts + part]) left |= 1u << i;
     }
-    // Rows of one slot are done together; all threads see the same slots.
-    while (left) {
-        u32 own = NO_ADAPTER, mine = 0;
-        const X* from[ROWS];
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++)
-            if (own == NO_ADAPTER && left >> i & 1u) own = slot[i];
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++) {
-            if ((left >> i & 1u) && slot[i] == own) mine |= 1u << i;
-            from[i] = x + (first + i) * (u64)inputs;
-        }
-        left &= ~mine;
-        const W* w[COUNT];
-#pragma unroll
-        for (u32 d = 0; d < COUNT; d++)
-            w[d] = a + (((u64)own * parts + part) * max_rank + min(j + d, max_rank - 1)) * inputs;
-        f32 sums[ROWS][COUNT];
-        share_of_dots(from, mine, w, inputs, sums);
-        if (threadIdx.x % 32 == 0)
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++)
-#pragma unroll
-                for (u32 d = 0; d < COUNT; d++) shares[warp][i][d] = sums[i][d];
-        __syncthreads();
+    const auto row = [&](u32 i) { return x + (first + i) * (u64)inputs; };
+    const auto weights = [&](u32 own, u32 d) {
+        return a + (((u64)own * parts + part) * max_rank + min(j + d, max_rank - 1)) * inputs;
+    };
+    const auto store = [&](u32 own, u32 mine, const Shares<ROWS, COUNT>& shares) {
         const u32 i = threadIdx.x / COUNT, d = threadIdx.x % COUNT;
-        if (i < ROWS && (mine >> i & 1u) && j + d < ranks[own * parts + part]) {
-            f32 sum = 0.0f;
-#pragma unroll
-            for (u32 share = 0; share < WARPS; share++) sum += shares[share][i][d];
-            shrunk[((u64)(first + i) * parts + part) * max_rank + j + d] = sum;
-        }
-        __syncthreads();
-    }
+        if (i < ROWS && (mine >> i & 1u) && j + d < ranks[own * parts + part])
+            shrunk[((u64)(first + i) * parts + part) * max_rank + j + d] = shares.sum(i, d);
+    };
+    dots_by_slot<ROWS, COUNT>(slot, left, inputs, row, weights, store);
 }
 
 // shrunk[row][j] = scale * a[slot][j][token of the row - first_entry] for j below the adapter's rank, zeros outside the

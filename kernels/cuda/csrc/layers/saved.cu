@@ -10,47 +10,21 @@
 template <u32 ROWS, u32 COUNT, typename X, typename W>
 DEVICE void saved_matmul(
     const X* x, const W* w, const u32* slots, const u32* present, f32* out, u32 rows, u32 inputs, u32 outputs) {
-    __shared__ f32 shares[WARPS][ROWS][COUNT];
-    const u32 o = blockIdx.x * COUNT, first = blockIdx.y * ROWS, warp = threadIdx.x / 32;
+    const u32 o = blockIdx.x * COUNT, first = blockIdx.y * ROWS;
     u32 slot[ROWS], left = 0;
 #pragma unroll
     for (u32 i = 0; i < ROWS; i++) {
         slot[i] = first + i < rows ? slots[first + i] : NO_ADAPTER;
         if (slot[i] != NO_ADAPTER && present[slot[i]]) left |= 1u << i;
     }
-    // Rows of one slot are done together; all threads see the same slots.
-    while (left) {
-        u32 own = NO_ADAPTER, mine = 0;
-        const X* from[ROWS];
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++)
-            if (own == NO_ADAPTER && left >> i & 1u) own = slot[i];
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++) {
-            if ((left >> i & 1u) && slot[i] == own) mine |= 1u << i;
-            from[i] = x + (first + i) * (u64)inputs;
-        }
-        left &= ~mine;
-        const W* weights[COUNT];
-#pragma unroll
-        for (u32 d = 0; d < COUNT; d++) weights[d] = w + ((u64)own * outputs + min(o + d, outputs - 1)) * inputs;
-        f32 sums[ROWS][COUNT];
-        share_of_dots(from, mine, weights, inputs, sums);
-        if (threadIdx.x % 32 == 0)
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++)
-#pragma unroll
-                for (u32 d = 0; d < COUNT; d++) shares[warp][i][d] = sums[i][d];
-        __syncthreads();
+    const auto row = [&](u32 i) { return x + (first + i) * (u64)inputs; };
+    const auto weights = [&](u32 own, u32 d) { return w + ((u64)own * outputs + min(o + d, outputs - 1)) * inputs; };
+    const auto store = [&](u32, u32 mine, const Shares<ROWS, COUNT>& shares) {
         const u32 i = threadIdx.x / COUNT, d = threadIdx.x % COUNT;
-        if (i < ROWS && (mine >> i & 1u) && o + d < outputs) {
-            f32 sum = 0.0f;
-#pragma unroll
-            for (u32 share = 0; share < WARPS; share++) sum += shares[share][i][d];
-            out[(u64)(first + i) * outputs + o + d] = sum;
-        }
-        __syncthreads();
-    }
+        if (i < ROWS && (mine >> i & 1u) && o + d < outputs)
+            out[(u64)(first + i) * outputs + o + d] = shares.sum(i, d);
+    };
+    dots_by_slot<ROWS, COUNT>(slot, left, inputs, row, weights, store);
 }
 
 // out[row] = scale * w[slot][token of the row - first_entry] for rows whose slot has a matrix, zeros outside it: a

@@ -49,8 +49,7 @@ template <u32 ROWS> struct Pairs {
 // dots), WARPS warps for COUNT of a part's j.
 template <u32 ROWS, u32 COUNT, typename X, typename W>
 DEVICE void shrink(const X* x, const W* a, const Choices& choices, const ExpertAdapters& adapters) {
-    __shared__ f32 shares[WARPS][ROWS][COUNT];
-    const u32 max_rank = adapters.max_rank, inputs = adapters.inputs, warp = threadIdx.x / 32;
+    const u32 max_rank = adapters.max_rank, inputs = adapters.inputs;
     const u32 groups = (max_rank + COUNT - 1) / COUNT, part = blockIdx.y / groups, j = blockIdx.y % groups * COUNT;
     const Pairs<ROWS> pairs(choices, adapters);
     u32 pair[ROWS], slot[ROWS], left = 0;
@@ -60,42 +59,20 @@ DEVICE void shrink(const X* x, const W* a, const Choices& choices, const ExpertA
         slot[i] = i < pairs.count ? adapters.slots[pair[i] / adapters.top_k] : NO_ADAPTER;
         if (slot[i] != NO_ADAPTER && j < adapters.rank(slot[i], pairs.expert, part)) left |= 1u << i;
     }
-    // Pairs of one slot are done together; all threads see the same slots.
-    while (left) {
-        u32 own = NO_ADAPTER, mine = 0;
-        const X* from[ROWS];
+    const auto row = [&](u32 i) { return x + (u64)(pair[i] / adapters.pairs_a_row) * inputs; };
+    const auto weights = [&](u32 own, u32 d) {
+        const u64 begin = (adapters.member(own, pairs.expert) * adapters.parts + part) * max_rank;
+        return a + (begin + min(j + d, max_rank - 1)) * inputs;
+    };
+    const auto store = [&](u32 own, u32 mine, const Shares<ROWS, COUNT>& shares) {
+        const u32 rank = adapters.rank(own, pairs.expert, part), d = threadIdx.x % COUNT;
+        // Unrolled, so that a thread's pair is in a register.
 #pragma unroll
         for (u32 i = 0; i < ROWS; i++)
-            if (own == NO_ADAPTER && left >> i & 1u) own = slot[i];
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++) {
-            if ((left >> i & 1u) && slot[i] == own) mine |= 1u << i;
-            from[i] = x + (u64)(pair[i] / adapters.pairs_a_row) * inputs;
-        }
-        left &= ~mine;
-        const W* w[COUNT];
-        const u64 begin = (adapters.member(own, pairs.expert) * adapters.parts + part) * max_rank;
-#pragma unroll
-        for (u32 d = 0; d < COUNT; d++) w[d] = a + (begin + min(j + d, max_rank - 1)) * inputs;
-        f32 sums[ROWS][COUNT];
-        share_of_dots(from, mine, w, inputs, sums);
-        if (threadIdx.x % 32 == 0)
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i++)
-#pragma unroll
-                for (u32 d = 0; d < COUNT; d++) shares[warp][i][d] = sums[i][d];
-        __syncthreads();
-        const u32 rank = adapters.rank(own, pairs.expert, part), d = threadIdx.x % COUNT;
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++) {
-            if (threadIdx.x / COUNT != i || !(mine >> i & 1u) || j + d >= rank) continue;
-            f32 sum = 0.0f;
-#pragma unroll
-            for (u32 share = 0; share < WARPS; share++) sum += shares[share][i][d];
-            adapters.shrunk[((u64)pair[i] * adapters.parts + part) * max_rank + j + d] = sum;
-        }
-        __syncthreads();
-    }
+            if (threadIdx.x / COUNT == i && (mine >> i & 1u) && j + d < rank)
+                adapters.shrunk[((u64)pair[i] * adapters.parts + part) * max_rank + j + d] = shares.sum(i, d);
+    };
+    dots_by_slot<ROWS, COUNT>(slot, left, inputs, row, weights, store);
 }
 
 // out[pair][o] += shrunk[pair][part of o] . b[slot][expert][o]: blocks (pairs, outputs), a thread for each output.

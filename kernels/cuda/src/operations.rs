@@ -574,8 +574,7 @@ impl ops::Lora for CudaBackend {
         taken: &mut usize,
     ) -> ops::Taken {
         self.device.bind();
-        let extents = self.lora.extents(LoraTarget { site: site.0, slot }, parts);
-        self.lora.writes.copy(&mut self.device, &extents, taken)
+        self.lora.write(&mut self.device, LoraTarget { site: site.0, slot }, parts, taken)
     }
 
     fn set_adapters(&mut self, slots: &[Option<u32>]) {
@@ -637,8 +636,7 @@ impl ops::Lora for CudaBackend {
         taken: &mut usize,
     ) -> ops::Taken {
         self.device.bind();
-        let extents = self.lora.saved.extents(LoraTarget { site: site.0, slot }, matrix);
-        self.lora.writes.copy(&mut self.device, &extents, taken)
+        self.lora.write_saved(&mut self.device, LoraTarget { site: site.0, slot }, matrix, taken)
     }
 
     fn has_written(&mut self) -> bool {

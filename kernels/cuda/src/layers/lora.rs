@@ -16,7 +16,7 @@ use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::runtime::upload::Upload;
 use crate::weights::Staging;
-use kernels::ops::{self, DType, Entries, LoraShape, LoraWeights, check_experts};
+use kernels::ops::{self, DType, Entries, LoraShape, LoraWeights, PlainElements, Taken, check_experts};
 
 /// Rows from which on blocks of `lora.cu` take several.
 const SEVERAL: usize = 128;
@@ -90,6 +90,37 @@ struct Site {
     experts: Option<usize>,
 }
 
+impl Site {
+    fn shape(&self) -> LoraShape<'_> {
+        let Site { slots, inputs, outputs, max_rank, dtype, experts, .. } = self;
+        LoraShape { slots: *slots, max_rank: *max_rank, inputs: *inputs, outputs, dtype: *dtype, experts: *experts }
+    }
+
+    /// What replaces an adapter, and where it belongs.
+    fn extents<'a>(&'a self, slot: usize, parts: &'a [Option<LoraWeights<'a>>]) -> impl Iterator<Item = Extent<'a>> {
+        let (size, max_rank, count) = (self.dtype.size(), self.max_rank, parts.len());
+        let all = self.shape().members() * self.outputs.iter().sum::<usize>();
+        let place = move |memory: &Option<Memory>, numbers: usize| ptr(memory.as_ref()) + (numbers * size) as u64;
+        let firsts = self.outputs.iter().cycle().scan(0, |end, outputs| {
+            let first = *end;
+            *end += outputs;
+            Some(first)
+        });
+        let of_part = move |((index, part), first): ((usize, &'a Option<LoraWeights<'a>>), usize)| {
+            let weights = part.as_ref()?;
+            let a = place(&self.a, (slot * count + index) * max_rank * self.inputs);
+            let b = place(&self.b, (slot * all + first) * max_rank);
+            Some([(weights.a, a), (weights.b, b)].map(|(matrix, to)| Extent { bytes: matrix.bytes.into(), to }))
+        };
+        let ranks = move || {
+            let ranks = bytes(parts.iter().map(|part| part.map_or(0, |weights| weights.rank as u32)));
+            let to = ptr(self.ranks.as_ref()) + (slot * ranks.len()) as u64;
+            Extent { bytes: ranks.into(), to }
+        };
+        parts.iter().enumerate().zip(firsts).filter_map(of_part).flatten().chain(std::iter::once_with(ranks))
+    }
+}
+
 /// Which slot of which layer is written.
 #[derive(Clone, Copy)]
 pub(crate) struct LoraTarget {
@@ -155,31 +186,30 @@ impl Adapters {
         self.picked.reserve(device, words);
     }
 
-    /// What replaces an adapter, and where it belongs.
-    pub(crate) fn extents<'a>(
-        &self,
+    /// Takes a piece of what replaces an adapter.
+    pub(crate) fn write(
+        &mut self,
+        device: &mut Device,
         LoraTarget { site, slot }: LoraTarget,
-        parts: &[Option<LoraWeights<'a>>],
-    ) -> Vec<Extent<'a>> {
-        let Site { a, b, ranks, slots, inputs, outputs, max_rank, dtype, experts, .. } = &self.sites[site as usize];
-        let (slot, size, inputs, max_rank) = (slot as usize, dtype.size(), *inputs, *max_rank);
-        let shape = LoraShape { slots: *slots, max_rank, inputs, outputs, dtype: *dtype, experts: *experts };
-        shape.check(slot, parts);
-        let (count, all) = (parts.len(), shape.members() * outputs.iter().sum::<usize>());
-        let place = |memory: &Option<Memory>, numbers: usize| ptr(memory.as_ref()) + (numbers * size) as u64;
-        let (mut extents, mut first) = (Vec::with_capacity(2 * count + 1), 0);
-        for (index, (part, outputs)) in parts.iter().zip(outputs.iter().cycle()).enumerate() {
-            if let Some(weights) = part {
-                let to = place(a, (slot * count + index) * max_rank * inputs);
-                extents.push(Extent { bytes: weights.a.bytes.into(), to });
-                extents.push(Extent { bytes: weights.b.bytes.into(), to: place(b, (slot * all + first) * max_rank) });
-            }
-            first += outputs;
+        parts: &[Option<LoraWeights<'_>>],
+        taken: &mut usize,
+    ) -> Taken {
+        let site = &self.sites[site as usize];
+        if *taken == 0 {
+            site.shape().check(slot as usize, parts);
         }
-        let of_parts = bytes(parts.iter().map(|part| part.map_or(0, |weights| weights.rank as u32)));
-        let to = ptr(ranks.as_ref()) + (slot * of_parts.len()) as u64;
-        extents.push(Extent { bytes: of_parts.into(), to });
-        extents
+        self.writes.copy(device, site.extents(slot as usize, parts), taken)
+    }
+
+    /// The same of a matrix in place of the model's.
+    pub(crate) fn write_saved(
+        &mut self,
+        device: &mut Device,
+        to: LoraTarget,
+        matrix: Option<PlainElements<'_>>,
+        taken: &mut usize,
+    ) -> Taken {
+        self.writes.copy(device, self.saved.extents(to, matrix), taken)
     }
 
     /// Slots of the sequences of the step that begins next.
@@ -365,5 +395,26 @@ impl Adapters {
             shape,
             args![shrunk, b_at, slots, ranks, ends, out.ptr, rows, all, parts, max_rank],
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expert_s_adapter_lies_behind_those_before_it() {
+        let (a, b, ranks, ends) = (None, None, None, None);
+        let (slots, inputs, outputs, max_rank, dtype) = (2, 4, vec![3, 5], 2, DType::F32);
+        let site = Site { a, b, ranks, ends, slots, inputs, outputs, max_rank, dtype, experts: Some(2) };
+        let [down, up] = [vec![1; 4 * 4], vec![2; 5 * 4]];
+        let [a, b] = [&down, &up].map(|bytes| PlainElements { dtype, bytes });
+        let parts = [None, None, None, Some(LoraWeights { rank: 1, a, b })];
+        site.shape().check(1, &parts);
+        let ranks = bytes([0, 0, 0, 1].into_iter());
+        // Slot 1 of four parts and of twice eight outputs; the last part has eleven outputs before it.
+        let places = [(&down, 4 * 2 * 4 * (4 + 3)), (&up, 4 * 2 * (16 + 11)), (&ranks, 4 * 4)];
+        let expected = places.map(|(bytes, to)| Extent { bytes: bytes.into(), to });
+        assert_eq!(site.extents(1, &parts).collect::<Vec<_>>(), expected);
     }
 }

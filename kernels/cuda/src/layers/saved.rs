@@ -44,7 +44,7 @@ impl SavedMatrices {
         &self,
         LoraTarget { site, slot }: LoraTarget,
         matrix: Option<PlainElements<'a>>,
-    ) -> Vec<Extent<'a>> {
+    ) -> impl Iterator<Item = Extent<'a>> {
         let Site { shape, matrices, present } = &self.0[site as usize];
         shape.check(slot, matrix);
         let place = |memory: &Option<Memory>, bytes: usize| ptr(memory.as_ref()) + u64::from(slot) * bytes as u64;
@@ -52,7 +52,7 @@ impl SavedMatrices {
         let to = place(present, flag.len());
         let numbers = matrix.map(|matrix| matrix.bytes);
         let numbers = numbers.map(|bytes| Extent { bytes: bytes.into(), to: place(matrices, bytes.len()) });
-        numbers.into_iter().chain([Extent { bytes: flag.into(), to }]).collect()
+        numbers.into_iter().chain([Extent { bytes: flag.into(), to }])
     }
 
     /// Replaces products of rows; `slots` are the rows'.

@@ -73,7 +73,12 @@ impl BackgroundCopies {
 
     /// Takes a piece of these extents, behind the bytes that were `taken` before, if there is room for one. Nothing
     /// that is queued on the stream between [`Self::begin`] and the arrival reads what they fill.
-    pub(crate) fn copy(&mut self, device: &mut Device, extents: &[Extent<'_>], taken: &mut usize) -> Taken {
+    pub(crate) fn copy<'a>(
+        &mut self,
+        device: &mut Device,
+        extents: impl Iterator<Item = Extent<'a>>,
+        taken: &mut usize,
+    ) -> Taken {
         if self.pieces.len() < PIECES || device.fault().is_some() {
             return Taken::All;
         }
@@ -81,23 +86,17 @@ impl BackgroundCopies {
         if !arrived.is_done() {
             return Taken::Nothing;
         }
-        let all: usize = extents.iter().map(|extent| extent.bytes.len()).sum();
-        let range = *taken..all.min(*taken + PIECE);
-        let mut rest = pinned.slice_mut(range.len());
-        for (bytes, _) in within(extents, range.clone()) {
-            let (here, after) = rest.split_at_mut(bytes.len());
-            here.copy_from_slice(bytes);
-            rest = after;
-        }
-        let mut at = 0;
-        for (bytes, to) in within(extents, range.clone()) {
-            device.upload_in_background(pinned, at..at + bytes.len(), to);
-            at += bytes.len();
-        }
+        let mut filled = 0;
+        let so_far = take(extents, *taken..*taken + PIECE, |bytes, to| {
+            let place = filled..filled + bytes.len();
+            pinned.slice_mut(place.end)[place.clone()].copy_from_slice(bytes);
+            device.upload_in_background(pinned, place, to);
+            filled += bytes.len();
+        });
         device.attempt(|| "a copy in the background".to_owned(), |_| arrived.record_in_background());
         self.next = (self.next + 1) % PIECES;
-        *taken = range.end;
-        if range.end == all { Taken::All } else { Taken::Part }
+        *taken += filled;
+        so_far
     }
 
     /// Whether all that was taken has arrived.
@@ -106,14 +105,25 @@ impl BackgroundCopies {
     }
 }
 
-/// The parts of extents that lie in a range of all their bytes, and where they go.
-fn within<'a>(extents: &'a [Extent<'_>], range: Range<usize>) -> impl Iterator<Item = (&'a [u8], CUdeviceptr)> {
+/// Gives `copy` the parts of extents that lie in a range of all their bytes, and where they go. Whether that is all or
+/// more lies behind; what does is not looked at.
+fn take<'a>(
+    extents: impl Iterator<Item = Extent<'a>>,
+    range: Range<usize>,
+    mut copy: impl FnMut(&[u8], CUdeviceptr),
+) -> Taken {
     let mut first = 0;
-    extents.iter().filter_map(move |Extent { bytes, to }| {
+    for Extent { bytes, to } in extents {
         let [start, end] = [range.start, range.end].map(|at| at.saturating_sub(first).min(bytes.len()));
+        if start < end {
+            copy(&bytes[start..end], to + start as u64);
+        }
         first += bytes.len();
-        (start < end).then(|| (&bytes[start..end], to + start as u64))
-    })
+        if first > range.end {
+            return Taken::Part;
+        }
+    }
+    Taken::All
 }
 
 #[cfg(test)]
@@ -129,20 +139,23 @@ mod tests {
             let mut memory = vec![None; 4000];
             for start in (0..bytes.len()).step_by(size) {
                 let mut taken = 0;
-                for (part, to) in within(&extents, start..bytes.len().min(start + size)) {
+                let so_far = take(extents.iter().cloned(), start..start + size, |part, to| {
                     taken += part.len();
                     for (at, byte) in memory[to as usize..].iter_mut().zip(part) {
                         assert_eq!(at.replace(*byte), None, "written once");
                     }
-                }
+                });
                 assert_eq!(taken, size.min(bytes.len() - start), "a piece from {start} on");
+                assert_eq!(so_far == Taken::All, start + size >= bytes.len(), "a piece from {start} on");
             }
             for Extent { bytes, to } in &extents {
                 let there: Vec<u8> = memory[*to as usize..][..bytes.len()].iter().copied().flatten().collect();
                 assert_eq!(there, **bytes, "pieces of {size}");
             }
         }
-        let some: Vec<_> = within(&extents, 5..8).collect();
-        assert_eq!(some, [(&bytes[5..7], 1005), (&bytes[7..8], 3000)]);
+        let mut some = Vec::new();
+        let behind = std::iter::once_with(|| unreachable!("what is behind a piece"));
+        let so_far = take(extents.into_iter().chain(behind), 5..8, |part, to| some.push((part.to_vec(), to)));
+        assert_eq!((some, so_far), (vec![(bytes[5..7].to_vec(), 1005), (bytes[7..8].to_vec(), 3000)], Taken::Part));
     }
 }

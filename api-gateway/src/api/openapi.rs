@@ -49,7 +49,7 @@ pub struct Serving<'a> {
 /// The document of a server: the routes that it has, and what they take.
 pub fn document(serving: &Serving<'_>) -> OpenApi {
     let config = serving.config;
-    let is_there = |route: &&Route| (route.when.holds)(config) && route.operations.iter().any(|one| serving.has(one));
+    let is_there = |route: &&Route| route.when.is_here(config) && route.operations.iter().any(|one| serving.has(one));
     let routes = routes::ROUTES.iter().filter(is_there);
     let paths =
         routes.fold(PathsBuilder::new(), |paths, route| paths.path(route.documented_path(), path(route, serving)));

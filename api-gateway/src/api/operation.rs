@@ -19,13 +19,34 @@ pub struct Route {
 pub struct When {
     /// In words, for the documentation; empty: always.
     pub words: &'static str,
-    /// Whether it does.
+    /// Whether it does, on a server of the API.
     pub holds: fn(&Config) -> bool,
+    /// Whom it is for.
+    pub audience: Audience,
+}
+
+/// Whom a route is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Clients of the API.
+    Clients,
+    /// Operators, too: `--operations-only` leaves it.
+    Operators,
 }
 
 impl When {
-    /// The route exists on every server.
-    pub const ALWAYS: Self = Self { words: "", holds: |_| true };
+    /// The route exists on every server of the API.
+    pub const ALWAYS: Self = Self { words: "", holds: |_| true, audience: Audience::Clients };
+
+    /// Under the same condition where operators alone are served.
+    pub const fn for_operators(self) -> Self {
+        Self { audience: Audience::Operators, ..self }
+    }
+
+    /// Whether a server with these settings has the route.
+    pub fn is_here(&self, config: &Config) -> bool {
+        (self.holds)(config) && (!config.access.operations_only || self.audience == Audience::Operators)
+    }
 }
 
 /// One method of a route.

@@ -23,7 +23,7 @@ pub fn page(config: &Config) -> String {
          <p>The routes of this server. <a href=\"openapi.json\">openapi.json</a> says the same for programs.</p>",
         service_kit::VERSION
     );
-    for route in routes::ROUTES.iter().filter(|route| (route.when.holds)(config)) {
+    for route in routes::ROUTES.iter().filter(|route| route.when.is_here(config)) {
         for operation in route.operations {
             write_operation(&mut out, route, operation);
         }

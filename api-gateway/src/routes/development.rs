@@ -20,7 +20,8 @@ use crate::{
     server::body,
 };
 
-const DEV: When = When { words: "with `VLLM_SERVER_DEV_MODE=1`", holds: |config| config.access.server_dev_mode };
+const DEV: When =
+    When { words: "with `VLLM_SERVER_DEV_MODE=1`", holds: |config| config.access.server_dev_mode, ..When::ALWAYS };
 
 /// Ends requests.
 pub const ABORT: Route = Route {
@@ -38,7 +39,7 @@ pub const ABORT: Route = Route {
 pub const RESET_CACHE: Route = Route {
     path: "/reset_prefix_cache",
     handlers: || post(reset_cache),
-    when: DEV,
+    when: DEV.for_operators(),
     operations: &[Operation {
         summary: "Forgets all cached prefixes",
         errors: Errors::of(&[Fault::Unavailable]),
@@ -50,7 +51,7 @@ pub const RESET_CACHE: Route = Route {
 pub const INFO: Route = Route {
     path: "/server_info",
     handlers: || get(info),
-    when: DEV,
+    when: DEV.for_operators(),
     operations: &[Operation {
         summary: "The processes of this engine and their settings",
         answer: Answer::Json("ServerInfo"),

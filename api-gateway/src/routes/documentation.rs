@@ -19,8 +19,11 @@ use crate::{
     gateway::Gateway,
 };
 
-const SHOWN: When =
-    When { words: "unless `--disable-fastapi-docs`", holds: |config| !config.answers.disable_fastapi_docs };
+const SHOWN: When = When {
+    words: "unless `--disable-fastapi-docs`",
+    holds: |config| !config.answers.disable_fastapi_docs,
+    ..When::ALWAYS
+};
 
 /// The page.
 pub const PAGE: Route = Route {

@@ -19,7 +19,7 @@ use crate::{
 pub const ROUTE: Route = Route {
     path: "/health",
     handlers: || get(answer),
-    when: When::ALWAYS,
+    when: When::ALWAYS.for_operators(),
     operations: &[Operation {
         summary: "Whether a request would be served now",
         errors: Errors::of(&[Fault::Unavailable]),

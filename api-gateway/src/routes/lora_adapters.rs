@@ -23,6 +23,7 @@ use crate::{
 const RUNTIME: When = When {
     words: "with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`",
     holds: |config| config.access.enable_lora && config.access.allow_runtime_lora_updating,
+    ..When::ALWAYS
 };
 const ERRORS: Errors = Errors::of(&[
     Fault::BadRequest,

@@ -15,7 +15,7 @@ use crate::{
 pub const ROUTE: Route = Route {
     path: "/metrics",
     handlers: || get(answer),
-    when: When::ALWAYS,
+    when: When::ALWAYS.for_operators(),
     operations: &[Operation {
         summary: "The metrics of all processes, for Prometheus",
         answer: Answer::Text("text/plain"),

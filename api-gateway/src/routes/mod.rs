@@ -80,26 +80,11 @@ pub const ROUTES: [Route; 37] = [
     version::ROUTE,
 ];
 
-/// What operators ask, by path: all that there is with `--operations-only`.
-const OPERATIONS: [&str; 8] = [
-    "/health",
-    "/metrics",
-    "/ping",
-    "/reset_prefix_cache",
-    "/server_info",
-    "/start_profile",
-    "/stop_profile",
-    "/version",
-];
-
 /// All routes that this server has, by path.
 pub fn table(gateway: &Arc<Gateway>) -> Router {
-    let operations_only = gateway.config.access.operations_only;
-    let is_here =
-        |route: &&Route| (route.when.holds)(&gateway.config) && (!operations_only || OPERATIONS.contains(&route.path));
-    let routes = ROUTES.iter().filter(is_here);
+    let routes = ROUTES.iter().filter(|route| route.when.is_here(&gateway.config));
     let routes = routes.fold(Router::new(), |router, route| router.route(route.path, (route.handlers)()));
-    if operations_only {
+    if gateway.config.access.operations_only {
         return routes.fallback(elsewhere).with_state(gateway.clone());
     }
     routes
@@ -124,12 +109,27 @@ pub fn handler_name(path: Option<&str>) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use service_kit::parse_flags;
+
     use super::*;
+    use crate::config::Config;
 
     #[test]
-    fn the_tables_are_sorted() {
+    fn the_table_is_sorted() {
         assert!(ROUTES.is_sorted_by_key(|route| route.path));
-        assert!(OPERATIONS.is_sorted());
-        assert!(OPERATIONS.iter().all(|path| handler_name(Some(path)) == *path), "an operation is no route");
+    }
+
+    #[test]
+    fn what_operators_ask_is_there_without_the_api() {
+        let paths = |more: &[&str]| -> Vec<&str> {
+            let flags = ["api-gateway", "--tokenizer=ring:/t", "--detokenizer=ring:/d", "--operations-only"];
+            let args = parse_flags(flags.iter().chain(more)).expect("flags");
+            let config = Config::from_args(&args).expect("settings");
+            ROUTES.iter().filter(|route| route.when.is_here(&config)).map(|route| route.path).collect()
+        };
+        assert_eq!(paths(&[]), ["/health", "/metrics", "/ping", "/version"]);
+        let all = paths(&["--server-dev-mode", "--profiler-config=/tmp", "--enable-tokenizer-info-endpoint"]);
+        let with_conditions = ["/reset_prefix_cache", "/server_info", "/start_profile", "/stop_profile"];
+        assert_eq!(all, [&["/health", "/metrics", "/ping"], &with_conditions[..], &["/version"]].concat());
     }
 }

@@ -17,7 +17,9 @@ use crate::{
     server::body,
 };
 
-const CONFIGURED: When = When { words: "with `--profiler-config`", holds: |config| config.profiler.is_some() };
+const CONFIGURED: When =
+    When { words: "with `--profiler-config`", holds: |config| config.profiler.is_some(), ..When::ALWAYS }
+        .for_operators();
 
 /// Begins a profile.
 pub const START: Route = Route {

@@ -18,6 +18,7 @@ pub const ROUTE: Route = Route {
     when: When {
         words: "with `--enable-tokenizer-info-endpoint`",
         holds: |config| config.answers.enable_tokenizer_info_endpoint,
+        ..When::ALWAYS
     },
     operations: &[Operation {
         summary: "The model's tokenizer_config.json",

@@ -13,7 +13,7 @@ use crate::{
 pub const ROUTE: Route = Route {
     path: "/version",
     handlers: || get(answer),
-    when: When::ALWAYS,
+    when: When::ALWAYS.for_operators(),
     operations: &[Operation {
         summary: "The version of this server",
         answer: Answer::Json("Version"),

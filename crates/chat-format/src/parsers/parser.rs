@@ -6,7 +6,7 @@ use super::{
     Event, Tools,
     families::Reasoning,
     markers::{Found, Markers},
-    shapes::{Shape, Then, fitting},
+    shapes::{Shape, Then, append},
     sink::Sink,
 };
 
@@ -249,8 +249,7 @@ impl Parser {
         let Mode::Header(header) = &mut self.mode else { return (0, false) };
         match found {
             Found::Text(length) => {
-                let taken = fitting(&text[..length], MOST_HEADER.saturating_sub(header.len()));
-                header.push_str(&text[..taken]);
+                let taken = append(header, &text[..length], MOST_HEADER);
                 if taken < length {
                     let header = std::mem::take(header);
                     self.sink.content(&header);

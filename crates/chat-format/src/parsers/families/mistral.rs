@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Reasoning;
 use crate::parsers::{
     markers::{Found, Markers},
-    shapes::{Doubt, Fed, MOST_NAME, Shape, fitting, json, scan::Nesting},
+    shapes::{Doubt, Fed, Shape, json, scan::Nesting},
     sink::Sink,
     tools::Tools,
 };
@@ -103,9 +103,7 @@ impl Calls {
         let (State::Name(part) | State::Id(_, part)) = &mut self.state else { return Fed::more(0) };
         match found {
             Found::Text(length) => {
-                let taken = fitting(&text[..length], MOST_NAME.saturating_sub(part.len()));
-                part.push_str(&text[..taken]);
-                let held = self.doubt.take(&text[..taken]);
+                let held = self.doubt.take_name(part, &text[..length]);
                 if held == length { Fed::more(held) } else { Fed { used: held, ..self.give_up(sink) } }
             }
             Found::Marker(ID) if matches!(self.state, State::Name(_)) => {

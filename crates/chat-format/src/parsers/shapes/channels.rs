@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Fed, Shape, Then, fitting};
+use super::{Fed, Shape, Then, append};
 use crate::parsers::{
     families::Make,
     markers::{Found, Markers},
@@ -104,8 +104,7 @@ impl Channels {
         let State::Header(header) = &mut self.state else { return Fed::more(0) };
         match found {
             Found::Text(length) => {
-                let taken = fitting(&text[..length], MOST_HEADER.saturating_sub(header.len()));
-                header.push_str(&text[..taken]);
+                let taken = append(header, &text[..length], MOST_HEADER);
                 if taken < length {
                     // No header is that long: the markers are missing.
                     let header = std::mem::take(header);

@@ -95,9 +95,14 @@ impl Doubt {
         if self.settled {
             return text.len();
         }
-        let taken = fitting(text, MOST_HELD.saturating_sub(self.text.len()));
-        self.text.push_str(&text[..taken]);
-        taken
+        append(&mut self.text, text, MOST_HELD)
+    }
+
+    /// The same of text of a name, of which there is a bound too.
+    #[must_use]
+    pub(crate) fn take_name(&mut self, name: &mut String, text: &str) -> usize {
+        let taken = append(name, text, MOST_NAME);
+        self.take(&text[..taken])
     }
 
     /// A call came of it.
@@ -110,6 +115,14 @@ impl Doubt {
     pub(crate) fn give_up(&mut self, sink: &mut Sink) {
         sink.content(&std::mem::take(&mut self.text));
     }
+}
+
+/// Appends what there is room for from the front of `text`, bytes: `to` has `most` at most.
+#[must_use]
+pub(crate) fn append(to: &mut String, text: &str, most: usize) -> usize {
+    let taken = fitting(text, most.saturating_sub(to.len()));
+    to.push_str(&text[..taken]);
+    taken
 }
 
 /// Length of the longest beginning of `text`, whole characters, that is at most `room` bytes.

@@ -1,9 +1,8 @@
 //! Calls as a name, a marker, and arguments as they stand, up to another marker.
 
 use super::{
-    Fed, MOST_NAME, Shape,
+    Fed, Shape,
     envelope::{Between, SectionMarkers, Sections},
-    fitting,
     scan::Nesting,
 };
 use crate::parsers::{
@@ -135,9 +134,7 @@ impl Calls {
         let State::Name(name) = &mut self.state else { return Fed::more(0) };
         match found {
             Found::Text(length) => {
-                let taken = fitting(&text[..length], MOST_NAME.saturating_sub(name.len()));
-                name.push_str(&text[..taken]);
-                let held = self.around.envelope.doubt.take(&text[..taken]);
+                let held = self.around.envelope.doubt.take_name(name, &text[..length]);
                 if held < length { self.around.envelope.give_up(held, sink) } else { Fed::more(held) }
             }
             Found::Marker(marker) if marker == self.format.separator => match (self.format.head)(name) {

@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use super::{
-    Doubt, Fed, MOST_NAME, Shape,
+    Doubt, Fed, MOST_NAME, Shape, append,
     attributes::attribute,
     envelope::{Between, SectionMarkers, Sections},
-    fitting,
     value::{Text, Trim},
 };
 use crate::parsers::{
@@ -237,9 +236,7 @@ impl Calls {
         let State::Name(name) = &mut self.state else { return Fed::more(0) };
         match found {
             Found::Text(length) => {
-                let taken = fitting(&text[..length], MOST_NAME.saturating_sub(name.len()));
-                name.push_str(&text[..taken]);
-                let held = self.around.envelope.doubt.take(&text[..taken]);
+                let held = self.around.envelope.doubt.take_name(name, &text[..length]);
                 if held < length { self.around.envelope.give_up(held, sink) } else { Fed::more(held) }
             }
             Found::Marker(marker) => {
@@ -281,8 +278,7 @@ impl Calls {
         let State::Key(key) = &mut self.state else { return Fed::more(0) };
         match found {
             Found::Text(length) => {
-                let taken = fitting(&text[..length], MOST_NAME.saturating_sub(key.len()));
-                key.push_str(&text[..taken]);
+                let taken = append(key, &text[..length], MOST_NAME);
                 if taken == length {
                     return Fed::more(length);
                 }
@@ -343,8 +339,8 @@ impl Calls {
         let State::Type(argument, kind) = &mut self.state else { return Fed::more(0) };
         match found {
             Found::Text(length) => {
-                let room = MOST_NAME.saturating_sub(kind.len());
-                kind.push_str(&text[..fitting(&text[..length], room)]);
+                // No type is longer.
+                let _ = append(kind, &text[..length], MOST_NAME);
                 Fed::more(length)
             }
             Found::Marker(marker) => {

@@ -1,6 +1,6 @@
 //! An argument's value that stands as bare text.
 
-use super::{MOST_HELD, fitting, scan::escaped, tagged::Kind};
+use super::{MOST_HELD, append, scan::escaped, tagged::Kind};
 use crate::parsers::{sink::Sink, tools::Types};
 
 /// Which whitespace around a value belongs to the format.
@@ -38,8 +38,7 @@ impl Text {
     pub(crate) fn push(&mut self, text: &str, sink: &mut Sink) {
         let mut text = text;
         if !self.streams {
-            let taken = fitting(text, MOST_HELD.saturating_sub(self.held.len()));
-            self.held.push_str(&text[..taken]);
+            let taken = append(&mut self.held, text, MOST_HELD);
             if taken == text.len() {
                 return;
             }

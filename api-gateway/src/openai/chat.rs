@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use super::{
     beams,
-    completion::{Envelope, Ready, log_unread, request},
+    completion::{Envelope, Ready, log_unread, plan, request},
     fields::{Fields, wrong},
     params::{Limits, Params},
-    plan::{Api, Dialect, Plan},
+    plan::{Api, Plan},
     refused, sampling,
     tools::ToolUse,
 };
@@ -36,28 +36,9 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     let return_prompt_text = fields.flag("return_prompt_text", false)?;
     log_unread(&fields);
     let role = conversation.response_role(limits);
-    let plan = Plan {
-        api: Api::Chat {
-            echo: if echo { conversation.text_to_echo(&role) } else { String::new() },
-            role,
-            return_prompt_text,
-        },
-        id: envelope.id("chatcmpl", params.request_id.as_deref()),
-        created: envelope.arrival.unix_seconds(),
-        model: params.model.name.clone(),
-        prompts: 1,
-        n: params.n,
-        streaming: params.streaming,
-        top_logprobs: listed,
-        listing: params.listing(),
-        prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
-        return_token_ids: params.return_token_ids,
-        tokens_as_ids: params.tokens_as_ids,
-        prompt_tokens_details: envelope.prompt_tokens_details,
-        request_metrics: envelope.request_metrics,
-        parsing,
-        dialect: Dialect::OpenAi,
-    };
+    let echo = if echo { conversation.text_to_echo(&role) } else { String::new() };
+    let api = Api::Chat { role, echo, return_prompt_text };
+    let plan = Plan { top_logprobs: listed, parsing, ..plan(api, &params, envelope) };
     let mut request = request(&params, envelope);
     request.request_id.clone_from(&plan.id);
     request.max_tokens = max_tokens;

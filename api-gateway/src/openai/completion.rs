@@ -77,25 +77,9 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
     let suffix = suffix(&mut fields, echo)?;
     let (asked, listed) = params.listed(logprobs);
     log_unread(&fields);
-    let id = envelope.id("cmpl", params.request_id.as_deref());
-    let plan = Plan {
-        api: Api::Completion { echo: if max_tokens == 0 { Echo::PromptOnly } else { echo } },
-        id,
-        created: envelope.arrival.unix_seconds(),
-        model: params.model.name.clone(),
-        prompts: prompts.len() as u32,
-        n: params.n,
-        streaming: params.streaming,
-        top_logprobs: listed,
-        listing: params.listing(),
-        prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
-        return_token_ids: params.return_token_ids,
-        tokens_as_ids: params.tokens_as_ids,
-        prompt_tokens_details: envelope.prompt_tokens_details,
-        request_metrics: envelope.request_metrics,
-        parsing: None,
-        dialect: Dialect::OpenAi,
-    };
+    let api = Api::Completion { echo: if max_tokens == 0 { Echo::PromptOnly } else { echo } };
+    let count = prompts.len() as u32;
+    let plan = Plan { prompts: count, top_logprobs: listed, ..plan(api, &params, envelope) };
     let mut template = request(&params, envelope);
     template.max_tokens = Some(max_tokens.max(1));
     let sampling = template.sampling.get_or_insert_default();
@@ -114,6 +98,32 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
         ..template.clone()
     });
     Ok(Ready { requests: requests.collect(), plan })
+}
+
+/// The plan of an answer of one prompt without log-probabilities, its text as it stands.
+pub fn plan(api: Api, params: &Params, envelope: &Envelope) -> Plan {
+    let prefix = match api {
+        Api::Chat { .. } => "chatcmpl",
+        Api::Completion { .. } => "cmpl",
+    };
+    Plan {
+        api,
+        id: envelope.id(prefix, params.request_id.as_deref()),
+        created: envelope.arrival.unix_seconds(),
+        model: params.model.name.clone(),
+        prompts: 1,
+        n: params.n,
+        streaming: params.streaming,
+        top_logprobs: None,
+        listing: params.listing(),
+        prompt_logprobs: params.sampling.prompt_logprobs.is_some(),
+        return_token_ids: params.return_token_ids,
+        tokens_as_ids: params.tokens_as_ids,
+        prompt_tokens_details: envelope.prompt_tokens_details,
+        request_metrics: envelope.request_metrics,
+        parsing: None,
+        dialect: Dialect::OpenAi,
+    }
 }
 
 /// A pipeline request with all that both APIs share; prompt, id and key are missing.

@@ -57,7 +57,7 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
     if (threadIdx.x < MULTIPLYING) {
         if constexpr (WARPGROUPS == 2) take_registers<REGISTERS>();
         product.multiply(scales + first_row);
-        product.meet();
+        await_sums<PARTS>(MULTIPLYING);
         auto gate = [=](f32 gate, f32 up) {
             // Rounded as if they had been stored.
             return activated(activation, load(Cast<T>::from(gate))) * gated_half(activation, load(Cast<T>::from(up)));
@@ -75,7 +75,7 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
             copy_box(to, &x, (first + step) * CHUNK, first_row, full);
         }
         __syncwarp();
-        if constexpr (PARTS > 1) product.meet();
+        if constexpr (PARTS > 1) await_sums<PARTS>(MULTIPLYING);
     }
     __syncwarp();
     // Nobody leaves while others read its sums.

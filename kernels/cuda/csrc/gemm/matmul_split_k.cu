@@ -149,22 +149,7 @@ struct SplitK {
         }
         settle(c);
         named_barrier(1, MULTIPLYING);
-        leave(sums, c);
-    }
-
-    // Sums `4 i ..` of a thread: columns g and g + 8 of its warp, for the rows 8 i + 2 t and its neighbour.
-    DEVICE static void leave(f32* sums, const f32 (&c)[ROWS / 2]) {
-        const u32 lane = threadIdx.x % 32, t = lane % 4, at = threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-        for (u32 i = 0; i < ROWS / 8; i++)
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) sums[(8 * i + 2 * t + j % 2) * LINE + at + j / 2 * 8] = c[4 * i + j];
-    }
-
-    // Waits until all sums of the tile are there.
-    DEVICE static void meet() {
-        if constexpr (PARTS == 1) named_barrier(1, MULTIPLYING);
-        else cluster_barrier();
+        leave_sums<LINE>(sums, c);
     }
 
     // Where a four of this block's rows lies.
@@ -279,13 +264,13 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
         it.fetch_addends(addends, out, threadIdx.x);
         if (before.squares) it.find(before);
         it.multiply();
-        it.meet();
+        await_sums<PARTS>(MULTIPLYING);
         it.finish(out, bias, addends, before.squares, after);
     } else {
         if (threadIdx.x == MULTIPLYING) it.feed(&x, &w);
         else wait_for_inputs();
         __syncwarp();
-        if constexpr (PARTS > 1) it.meet();
+        if constexpr (PARTS > 1) await_sums<PARTS>(MULTIPLYING);
     }
     __syncwarp();
     // Nobody leaves while others read its sums.

@@ -205,12 +205,12 @@ template <bool IS_GATED> struct PackedProduct {
         const Side side = Side::of(w, my_tile, 0);
 #pragma unroll
         for (u32 i = 0; i < ROWS / 2; i++) {
-            // As `leave` has them.
+            // As `leave_sums` has them.
             const u32 row = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
             c[i] *= side.scale(i / 2 % 2) * scales[min(row, tile.rows - 1)];
         }
         named_barrier(1, MULTIPLYING);
-        leave(c);
+        leave_sums<LINE>(this->sums, c);
     }
 
     DEVICE void multiply_numbers() {
@@ -239,22 +239,7 @@ template <bool IS_GATED> struct PackedProduct {
             for (u32 i = 0; i < ROWS / 2; i++) c[i] *= side.scale(i / 2 % 2) * FACTOR<T, CODE>;
         }
         named_barrier(1, MULTIPLYING);
-        leave(c);
-    }
-
-    // Sums `4 i ..` of a thread: columns g and g + 8 of its warp, for the rows 8 i + 2 t and its neighbour.
-    DEVICE void leave(const f32 (&c)[ROWS / 2]) const {
-        const u32 lane = threadIdx.x % 32, t = lane % 4, at = threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-        for (u32 i = 0; i < ROWS / 8; i++)
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) sums[(8 * i + 2 * t + j % 2) * LINE + at + j / 2 * 8] = c[4 * i + j];
-    }
-
-    // Waits until all sums of the tile are there.
-    DEVICE static void meet() {
-        if constexpr (PARTS == 1) named_barrier(1, MULTIPLYING);
-        else cluster_barrier();
+        leave_sums<LINE>(sums, c);
     }
 
     // Adds up all parts of this block's share of rows, and hands what is kept of them to `take(row, column, four

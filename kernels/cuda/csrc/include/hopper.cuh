@@ -168,6 +168,24 @@ DEVICE void settle(f32 (&c)[N]) {
     for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 
+// Leaves an accumulator in shared memory, a line for each of its columns: sums `4 i ..` of a thread are in places g and
+// g + 8 of its warp, of the lines 8 i + 2 t and its neighbour.
+template <u32 LINE, u32 N>
+DEVICE void leave_sums(f32* sums, const f32 (&c)[N]) {
+    const u32 lane = threadIdx.x % 32, t = lane % 4, at = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (u32 i = 0; i < N / 4; i++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) sums[(8 * i + 2 * t + j % 2) * LINE + at + j / 2 * 8] = c[4 * i + j];
+}
+
+// Waits until the blocks of a cluster have left all sums; a block alone waits for `threads` threads.
+template <u32 CLUSTER>
+DEVICE void await_sums(u32 threads) {
+    if constexpr (CLUSTER == 1) named_barrier(1, threads);
+    else cluster_barrier();
+}
+
 // Where an operand lies in shared memory: rows of 128 bytes, swizzled by 128 bytes, in groups of 8 rows (1,024 bytes,
 // aligned so). For an operand whose rows run along k, the groups follow each other; `next_part` is unused. For one
 // whose rows run along n (a transposed operand), rows are k, and columns from 64 on lie `next_part` bytes further.

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) expert_matmul_packed_wg
     __syncthreads();
     if (threadIdx.x < MULTIPLYING) {
         product.multiply(nullptr);
-        product.meet();
+        await_sums<PARTS>(MULTIPLYING);
         auto gate = [=](f32 gate, f32 up) { return shape.gated(gate, up); };
         const f32* shifts = bias ? bias + (size_t)any.expert * shape.n : bias;
         product.finish(shifts, gate, [=](u32 row, u32 at, float4 x) {

@@ -1,6 +1,7 @@
 //! GGUF: one file with metadata, tokenizer and tensors (the specification is `docs/gguf.md` of the ggml project). Here
 //! its header: what is where; the tensors' bytes are read by whoever wants them.
 
+mod blocks;
 mod read;
 mod types;
 mod value;
@@ -12,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use blocks::{BlockShape, GgmlType};
 pub use types::TensorType;
 pub use value::Value;
 

@@ -11,7 +11,7 @@ mod pick;
 mod weights;
 
 pub use error::FilesError;
-pub use gguf::{Gguf, TensorInfo, TensorType, Value};
+pub use gguf::{BlockShape, GgmlType, Gguf, TensorInfo, TensorType, Value};
 pub use lfs::is_lfs_pointer;
 pub use pick::{Format, Pick, pick};
 pub use weights::{WeightFiles, gguf_of, shards_of};

@@ -3,13 +3,12 @@
 //! What a matrix is *stored* as ([`WeightFormat`]), what products are *computed* in ([`DType`]) and what a cache
 //! *keeps* are three questions: a device multiplies 8-bit weights with bf16 activations beside an f32 cache.
 
-mod blocks;
 mod grouped;
 
-pub use blocks::{BlockShape, GgmlBlocks, GgmlType};
 pub use grouped::{CodeBits, ColumnOrder, GroupedCodes, GroupedFormat, Levels, Zeros};
 
 use half::{bf16, f16};
+use model_files::GgmlType;
 
 use super::DType;
 
@@ -22,6 +21,15 @@ pub struct HostMatrix<'a> {
     pub cols: usize,
     /// Its elements.
     pub encoding: Encoding<'a>,
+}
+
+/// Rows of blocks of a GGUF file, each with its scales inside. Their layouts are in [`crate::decode`].
+#[derive(Clone, Copy)]
+pub struct GgmlBlocks<'a> {
+    /// What a block is.
+    pub kind: GgmlType,
+    /// `[rows, cols / block elements]` blocks, row-major.
+    pub bytes: &'a [u8],
 }
 
 /// The elements of a stored matrix.

@@ -31,13 +31,14 @@ pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement, StageLi
 pub use device::{Device, DeviceMemory, Timing};
 pub use handles::{Act, ExpertRouting, HeadScales, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::{
-    ALL_COLUMNS, BlockShape, CodeBits, ColumnOrder, Encoding, GgmlBlocks, GgmlType, GroupedCodes, GroupedFormat,
-    HostMatrix, InputRounding, Levels, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat, Zeros,
+    ALL_COLUMNS, CodeBits, ColumnOrder, Encoding, GgmlBlocks, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,
+    Levels, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat, Zeros,
 };
 pub use kv_dtype::KvDType;
 pub use limits::ShapeLimits;
 pub use load::Load;
 pub use lora::{Entries, Lora, LoraShape, LoraSite, LoraWeights, SavedShape, SavedSite, Taken, write_and_wait};
+pub use model_files::{BlockShape, GgmlType};
 pub use model_spec::{Activation, DType, ExpertGroups, Mask, NormKind, RopeStyle, RouterScore};
 pub use moe::{GatedExperts, Routing};
 pub use noise::{Noise, NoiseRows, mix};

@@ -180,7 +180,8 @@ impl Raw {
         let Self { name, shape, kind, offset } = self;
         let row = shape.last().copied().unwrap_or(1);
         let elements = shape.iter().try_fold(1u64, |product, extent| product.checked_mul(*extent));
-        let (elements_of_block, bytes_of_block) = kind.block().map_or((1, 0), |(n, bytes)| (n as u64, bytes as u64));
+        let (elements_of_block, bytes_of_block) =
+            kind.block().map_or((1, 0), |block| (block.elements as u64, block.bytes as u64));
         if !row.is_multiple_of(elements_of_block) {
             return damaged(format!("rows of tensor {name:?} are no whole blocks of {}", kind.name()));
         }
@@ -204,6 +205,7 @@ impl Raw {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GgmlType;
 
     /// Writes a file of metadata entries (type number and bytes of the value) and tensors (dimensions, type, offset),
     /// then `data` bytes.
@@ -257,7 +259,10 @@ mod tests {
         assert_eq!(gguf.numbers("c").unwrap(), Some(vec![1.0, -2.0]));
         assert_eq!(gguf.flag("zz").unwrap(), None);
         let tensor = gguf.tensor("w").unwrap();
-        assert_eq!((&tensor.shape[..], tensor.kind, tensor.bytes), (&[2, 64][..], TensorType::Q4_0, 72));
+        assert_eq!(
+            (&tensor.shape[..], tensor.kind, tensor.bytes),
+            (&[2, 64][..], TensorType::Blocks(GgmlType::Q4_0), 72)
+        );
         assert_eq!(gguf.floats(gguf.tensor("v").unwrap()).unwrap(), [0.0, 0.0]);
         assert!(gguf.floats(tensor).unwrap_err().to_string().contains("Q4_0"));
         assert!(gguf.flag("a").unwrap_err().to_string().contains("\"a\" must be true or false"));

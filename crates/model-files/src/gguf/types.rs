@@ -1,6 +1,12 @@
 //! How a tensor's elements are stored: the types of ggml.
 
-/// How a tensor's elements are stored. All types but the plain ones come in blocks of consecutive elements of a row.
+use super::blocks::{
+    BlockShape, GgmlType,
+    GgmlType::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0},
+};
+use TensorType::{Bf16, Blocks, F16, F32};
+
+/// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
     /// IEEE single.
@@ -9,53 +15,29 @@ pub enum TensorType {
     F16,
     /// bfloat16.
     Bf16,
-    /// Blocks of 32: a scale, 4 bits an element.
-    Q4_0,
-    /// Blocks of 32: a scale and an offset, 4 bits an element.
-    Q4_1,
-    /// Blocks of 32: a scale, 5 bits an element.
-    Q5_0,
-    /// Blocks of 32: a scale and an offset, 5 bits an element.
-    Q5_1,
-    /// Blocks of 32: a scale, 8 bits an element.
-    Q8_0,
-    /// Super-blocks of 256: 2 bits an element.
-    Q2K,
-    /// Super-blocks of 256: 3 bits an element.
-    Q3K,
-    /// Super-blocks of 256: 4 bits an element.
-    Q4K,
-    /// Super-blocks of 256: 5 bits an element.
-    Q5K,
-    /// Super-blocks of 256: 6 bits an element.
-    Q6K,
-    /// Blocks of 32: a scale, 16 levels.
-    Iq4Nl,
-    /// Super-blocks of 256: 16 levels.
-    Iq4Xs,
+    /// Blocks of consecutive elements of a row.
+    Blocks(GgmlType),
     /// Another of ggml's types, by its number: known to exist, not decoded here.
     Other(u32),
 }
 
-use TensorType::{Bf16, F16, F32, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-
-/// Number, type, name, elements of a block, bytes of a block.
-const TYPES: &[(u32, TensorType, &str, usize, usize)] = &[
-    (0, F32, "F32", 1, 4),
-    (1, F16, "F16", 1, 2),
-    (2, Q4_0, "Q4_0", 32, 18),
-    (3, Q4_1, "Q4_1", 32, 20),
-    (6, Q5_0, "Q5_0", 32, 22),
-    (7, Q5_1, "Q5_1", 32, 24),
-    (8, Q8_0, "Q8_0", 32, 34),
-    (10, Q2K, "Q2_K", 256, 84),
-    (11, Q3K, "Q3_K", 256, 110),
-    (12, Q4K, "Q4_K", 256, 144),
-    (13, Q5K, "Q5_K", 256, 176),
-    (14, Q6K, "Q6_K", 256, 210),
-    (20, Iq4Nl, "IQ4_NL", 32, 18),
-    (23, Iq4Xs, "IQ4_XS", 256, 136),
-    (30, Bf16, "BF16", 1, 2),
+/// Number, type, name.
+const TYPES: &[(u32, TensorType, &str)] = &[
+    (0, F32, "F32"),
+    (1, F16, "F16"),
+    (2, Blocks(Q4_0), "Q4_0"),
+    (3, Blocks(Q4_1), "Q4_1"),
+    (6, Blocks(Q5_0), "Q5_0"),
+    (7, Blocks(Q5_1), "Q5_1"),
+    (8, Blocks(Q8_0), "Q8_0"),
+    (10, Blocks(Q2K), "Q2_K"),
+    (11, Blocks(Q3K), "Q3_K"),
+    (12, Blocks(Q4K), "Q4_K"),
+    (13, Blocks(Q5K), "Q5_K"),
+    (14, Blocks(Q6K), "Q6_K"),
+    (20, Blocks(Iq4Nl), "IQ4_NL"),
+    (23, Blocks(Iq4Xs), "IQ4_XS"),
+    (30, Bf16, "BF16"),
 ];
 
 /// Names of numbers that are not decoded here, for messages.
@@ -83,7 +65,7 @@ impl TensorType {
         TYPES.iter().find(|row| row.0 == number).map_or(Self::Other(number), |row| row.1)
     }
 
-    fn row(self) -> Option<&'static (u32, TensorType, &'static str, usize, usize)> {
+    fn row(self) -> Option<&'static (u32, TensorType, &'static str)> {
         TYPES.iter().find(|row| row.1 == self)
     }
 
@@ -96,9 +78,14 @@ impl TensorType {
         }
     }
 
-    /// Elements and bytes of a block; none for types that are not decoded here.
-    pub fn block(self) -> Option<(usize, usize)> {
-        self.row().map(|row| (row.3, row.4))
+    /// What a block is, of one element where elements stand alone; none for types that are not decoded here.
+    pub fn block(self) -> Option<BlockShape> {
+        match self {
+            F32 => Some(BlockShape { elements: 1, bytes: 4 }),
+            F16 | Bf16 => Some(BlockShape { elements: 1, bytes: 2 }),
+            Blocks(kind) => Some(kind.block()),
+            Self::Other(_) => None,
+        }
     }
 
     /// Names of the types that have a block, for messages.

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use kernels::ops::{DType, GgmlType};
+use kernels::ops::DType;
 use memmap2::Mmap;
 use model_files::{FilesError, Gguf, TensorInfo, TensorType};
 use model_spec::GgufFamily;
@@ -119,18 +119,7 @@ fn element(kind: TensorType) -> Element {
         TensorType::F32 => Element::Number(DType::F32),
         TensorType::F16 => Element::Number(DType::F16),
         TensorType::Bf16 => Element::Number(DType::Bf16),
-        TensorType::Q4_0 => Element::Blocks(GgmlType::Q4_0),
-        TensorType::Q4_1 => Element::Blocks(GgmlType::Q4_1),
-        TensorType::Q5_0 => Element::Blocks(GgmlType::Q5_0),
-        TensorType::Q5_1 => Element::Blocks(GgmlType::Q5_1),
-        TensorType::Q8_0 => Element::Blocks(GgmlType::Q8_0),
-        TensorType::Q2K => Element::Blocks(GgmlType::Q2K),
-        TensorType::Q3K => Element::Blocks(GgmlType::Q3K),
-        TensorType::Q4K => Element::Blocks(GgmlType::Q4K),
-        TensorType::Q5K => Element::Blocks(GgmlType::Q5K),
-        TensorType::Q6K => Element::Blocks(GgmlType::Q6K),
-        TensorType::Iq4Nl => Element::Blocks(GgmlType::Iq4Nl),
-        TensorType::Iq4Xs => Element::Blocks(GgmlType::Iq4Xs),
+        TensorType::Blocks(kind) => Element::Blocks(kind),
         TensorType::Other(_) => Element::Unknown(format!("{} (decoded are {})", kind.name(), TensorType::decoded())),
     }
 }

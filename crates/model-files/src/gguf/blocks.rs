@@ -1,47 +1,38 @@
-//! Blocks of GGUF files, as ggml defines them.
+//! Blocks of consecutive elements of a row, as ggml defines them.
 
-/// Rows of blocks, each with its scales inside.
-#[derive(Clone, Copy)]
-pub struct GgmlBlocks<'a> {
-    /// What a block is.
-    pub kind: GgmlType,
-    /// `[rows, cols / block elements]` blocks, row-major.
-    pub bytes: &'a [u8],
-}
-
-/// Types of blocks, by ggml's names. Their layouts are in [`crate::decode`].
+/// Types of blocks, by ggml's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum GgmlType {
-    /// 4 bits, a scale.
+    /// Blocks of 32: a scale, 4 bits an element.
     Q4_0,
-    /// 4 bits, a scale and an offset.
+    /// Blocks of 32: a scale and an offset, 4 bits an element.
     Q4_1,
-    /// 5 bits, a scale.
+    /// Blocks of 32: a scale, 5 bits an element.
     Q5_0,
-    /// 5 bits, a scale and an offset.
+    /// Blocks of 32: a scale and an offset, 5 bits an element.
     Q5_1,
-    /// 8 bits, a scale.
+    /// Blocks of 32: a scale, 8 bits an element.
     Q8_0,
-    /// 2 bits, two levels of scales and offsets.
+    /// Super-blocks of 256, two levels of scales and offsets: 2 bits an element.
     Q2K,
-    /// 3 bits, two levels of scales.
+    /// Super-blocks of 256, two levels of scales: 3 bits an element.
     Q3K,
-    /// 4 bits, two levels of scales and offsets.
+    /// Super-blocks of 256, two levels of scales and offsets: 4 bits an element.
     Q4K,
-    /// 5 bits, two levels of scales and offsets.
+    /// Super-blocks of 256, two levels of scales and offsets: 5 bits an element.
     Q5K,
-    /// 6 bits, two levels of scales.
+    /// Super-blocks of 256, two levels of scales: 6 bits an element.
     Q6K,
-    /// 16 levels, a scale.
+    /// Blocks of 32: a scale, 16 levels.
     Iq4Nl,
-    /// 16 levels, two levels of scales.
+    /// Super-blocks of 256, two levels of scales: 16 levels.
     Iq4Xs,
 }
 
 /// Size of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockShape {
-    /// Weights in it.
+    /// Elements in it.
     pub elements: usize,
     /// Its bytes.
     pub bytes: usize,

@@ -1,8 +1,25 @@
-// What ranks exchange: packets of numbers, where they come to, and a block's portion of a message.
+// What the ranks of a group exchange by writing to each other: each rank writes its part straight into the memory of
+// all others, over NVLink or PCIe, and reads theirs from its own. One crossing, no barrier between ranks: a word that
+// is not there yet is 0, which no word on its way is, and the reader of a word makes it 0 again (the idea of
+// TensorRT-LLM's "Lamport" kernels, whose word for "not yet" is -0.0).
+//
+// A block talks to the block of the same number on other ranks. What it exchanges goes in chunks, each with a number
+// that both count in device memory, so nothing that the host passes changes from call to call, and a CUDA graph may
+// hold the launch. In a message of several chunks one half of the threads sends a chunk while the other half takes the
+// one before it.
+//
+// Six slots take turns. Why that is enough, for chunk k to be written where chunk k - 6 was: its sender has taken all
+// of chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
+// later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
+//
+// In one shot (one_shot.cuh) every rank sends all its numbers to all others. In two (two_shots.cuh), for larger sums, it
+// sends each its part alone, adds up the own part, and sends that sum to all others. What is done with rows of such a sum
+// next may be part of the launch (after_sum.cuh).
 #pragma once
 #include "packets.cuh"
 #include "quire.cuh"
 
+#define THREADS 512
 #define MOST_RANKS 8
 #define PACKET_WORDS 4
 #define SLOTS 6
@@ -143,3 +160,7 @@ template <typename T> DEVICE void add(Packet<T>& sum, u32 from, const Packet<T>&
     for (u32 i = 0; i < Packet<T>::NUMBERS; i++)
         sum.numbers[i] = from == 0 ? packet.numbers[i] : sum.numbers[i] + packet.numbers[i];
 }
+
+// Numbers as a rank has them: f32, or what they travel as.
+template <bool SHORT, typename T> struct Numbers { typedef f32 Type; };
+template <typename T> struct Numbers<true, T> { typedef T Type; };

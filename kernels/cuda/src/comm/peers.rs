@@ -10,6 +10,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags};
 
 use crate::fusion::op::AddNorm;
 use crate::jit::layouts::twin;
+use crate::jit::specialization::Special;
 use crate::runtime::activations::View;
 use crate::runtime::context::{Context, Memory};
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -18,13 +19,9 @@ use kernels::ops::{DType, Exchange, ExchangeFailed, RankPlacement};
 const MOST_RANKS: usize = 8;
 /// Threads of a block.
 const THREADS: usize = 512;
-/// Types of parts, of what they travel as, and of normed rows.
-const TYPES_OF_ROWS: [[DType; 3]; 4] = [
-    [DType::F32, DType::F32, DType::F32],
-    [DType::F32, DType::Bf16, DType::Bf16],
-    [DType::F32, DType::F16, DType::F16],
-    [DType::Bf16, DType::Bf16, DType::Bf16],
-];
+/// Types of numbers, and what they travel as: normed rows are of that type too. The usual ones first.
+const TYPES: [(DType, DType); 4] =
+    [(DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F32, DType::F16), (DType::F32, DType::F32)];
 /// Blocks of a launch at most.
 const BLOCKS: usize = 128;
 /// Bytes of a packet, which are numbers and nothing else.
@@ -52,8 +49,25 @@ twin!(Ranks = "Ranks" { inbox, chunks, rank, size, blocks, packets });
 /// its own part to all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shots {
-    One,
-    Two,
+    One = 1,
+    Two = 2,
+}
+
+/// The kernels that add up: all that a group may need, since none may be compiled while a step is recorded.
+pub(crate) fn specials() -> impl Iterator<Item = Special> {
+    TYPES.into_iter().flat_map(|types| [sum(types, Shots::One), sum(types, Shots::Two), sum_add_norm(types)])
+}
+
+fn sum((dtype, wire): (DType, DType), shots: Shots) -> Special {
+    Special::new("ranks_sum", wire, &[("IS_SHORT", is_short(dtype)), ("SHOTS", shots as usize)])
+}
+
+fn sum_add_norm((dtype, wire): (DType, DType)) -> Special {
+    Special::new("ranks_sum_add_norm", wire, &[("IS_SHORT", is_short(dtype))])
+}
+
+fn is_short(dtype: DType) -> usize {
+    usize::from(dtype.size() == 2)
 }
 
 /// This rank's inbox, and those of the others.
@@ -94,7 +108,8 @@ impl Peers {
         exchange: Exchange<'_>,
     ) -> Result<Option<Self>, ExchangeFailed> {
         let packets = (bytes / PACKET).div_ceil(BLOCKS).max(THREADS);
-        let made = make(device, placement, packets);
+        specials().for_each(|special| device.order(special));
+        let made = make(device, placement, packets).filter(|_| specials().all(|special| device.load(special)));
         let mine = made.as_ref().map(|(inbox, _)| Address::of(device, inbox));
         let told = exchange(&Address::told(mine.and_then(Result::ok).as_ref()))?;
         let inboxes: Option<Vec<Address>> = told.iter().map(|bytes| Address::heard(bytes)).collect();
@@ -114,37 +129,32 @@ impl Peers {
 
     /// Whether numbers of a type travel as `wire`.
     pub(crate) fn sums(dtype: DType, wire: DType) -> bool {
-        dtype == DType::F32 || (dtype, wire) == (DType::Bf16, DType::Bf16)
+        TYPES.contains(&(dtype, wire))
     }
 
     /// `x = sum over ranks of x`, each rounded to `wire`, as is the sum, which has the same bits in one shot and in
     /// two: see [`Peers::sums`].
     pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType, shots: Shots) {
-        let function = match shots {
-            Shots::One => "ranks_sum",
-            Shots::Two => "ranks_two_shot_sum",
-        };
-        let name = Name::in_file("ranks", function, &[x.dtype, wire]);
         let (ranks, count) = (self.ranks, x.elements());
-        device.launch_early(name, shape(count, wire), args![ranks, x.ptr, count as u64]);
+        let special = sum((x.dtype, wire), shots);
+        // Loaded when the ranks met.
+        device.launch_special(special, shape(count, wire), args![ranks, x.ptr, count as u64]);
     }
 
     /// The same of the rows of `delta` in two shots, and `residual += delta; out = norm(residual)`, in one launch; false,
     /// and nothing done, where no kernel does that.
     pub(crate) fn sum_add_norm(&self, device: &mut Device, norm: AddNorm, wire: DType) -> bool {
         let AddNorm { residual, delta, params, out } = norm;
-        let types = [delta.dtype, wire, out.dtype];
-        if !TYPES_OF_ROWS.contains(&types) || !self.has_room_for_rows(delta.width, wire) {
+        if out.dtype != wire || !Self::sums(delta.dtype, wire) || !self.has_room_for_rows(delta.width, wire) {
             return false;
         }
         let shape = Shape { grid: [delta.rows.min(BLOCKS), 1], block: THREADS, shared: 0 };
         let (ranks, count) = (self.ranks, delta.elements() as u64);
-        device.launch_early(
-            Name::in_file("ranks", "ranks_sum_add_norm", &types),
+        device.launch_special(
+            sum_add_norm((delta.dtype, wire)),
             shape,
             args![ranks, delta.ptr, count, residual.ptr, params, out.ptr, delta.width as u32],
-        );
-        true
+        )
     }
 
     /// Whether rows are whole packets, and a chunk has a row at least.

@@ -8,6 +8,7 @@ use crate::attention::attention_cascade;
 use crate::attention::attention_decode::{self, Ring};
 use crate::attention::attention_prefill;
 use crate::attention::layer::{AttentionTypes, HeadDims};
+use crate::comm::peers;
 use crate::gemm::matmul_skinny;
 use crate::gemm::matmul_split_k;
 use crate::gemm::matmul_wgmma;
@@ -46,7 +47,7 @@ pub fn fill_cache(
 
 /// What an image has compiled ahead.
 fn sources(arch: Arch) -> Vec<Source> {
-    KERNELS.iter().copied().chain(usual(arch).into_iter().map(Source::of)).collect()
+    KERNELS.iter().copied().chain(peers::specials().chain(usual(arch)).map(Source::of)).collect()
 }
 
 /// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head; of 8-bit

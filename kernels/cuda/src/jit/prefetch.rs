@@ -8,6 +8,7 @@ use crate::attention::attention_decode;
 use crate::attention::attention_prefill;
 use crate::attention::backend::Selected;
 use crate::attention::layer::{AttentionTypes, HeadDims};
+use crate::comm::peers;
 use crate::gemm::table::Facts;
 use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::specialization::{LOWEST, Special};
@@ -34,7 +35,7 @@ impl CudaBackend {
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
         if selected.decode == AttentionBackend::Plain {
-            return;
+            return self.order_for_ranks();
         }
         // A first request needs them in this order.
         let arch = self.device.context.arch;
@@ -43,8 +44,16 @@ impl CudaBackend {
         first.extend(attention_decode::specials(types, heads));
         order(&self.device, first.iter().copied());
         self.first_needed.extend(first);
+        self.order_for_ranks();
         if self.whole_steps != WholeSteps::Never {
             order(&self.device, whole_step::special(arch, expected));
+        }
+    }
+
+    /// For sums over ranks, which are loaded when these meet.
+    fn order_for_ranks(&self) {
+        if self.ranks.is_some() {
+            peers::specials().for_each(|special| self.device.order(special));
         }
     }
 

@@ -15,14 +15,13 @@ pub(crate) struct Source {
 
 /// Files that take the longest to compile, these first: 1 to 3 s of a core, where most others take a few tenths. What
 /// is begun first ends while the short ones are compiled.
-const LONG: [&str; 13] = [
+const LONG: [&str; 12] = [
     "norm",
     "expert_lora",
     "rope_and_cache",
     "lora",
     "attention",
     "delta_rule",
-    "ranks",
     "sample_cut",
     "saved",
     "sample",
@@ -119,6 +118,8 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "matmul_split_k" in "gemm"
     "matmul_wgmma" in "gemm"
     "norm_prepared" in "layers"
+    "ranks_sum" in "comm"
+    "ranks_sum_add_norm" in "comm"
     "whole_step" in "whole_step"
 };
 

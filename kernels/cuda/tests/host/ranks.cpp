@@ -2,6 +2,9 @@
 // each is checked. `ranks RANKS SEED MESSAGES PACKETS`, the last being the packets of a block's chunk.
 #include "ranks.cu"
 
+#include "after_sum.cuh"
+#include "two_shots.cuh"
+
 #include <memory>
 #include <vector>
 
@@ -39,8 +42,8 @@ struct Message {
     }
 };
 
-// A rank's numbers of a message.
-struct Numbers {
+// What a rank has of a message.
+struct Had {
     std::vector<float4> memory, gathered;
     std::vector<f32> residual;
 
@@ -48,7 +51,7 @@ struct Numbers {
     bf16* bf16s() { return (bf16*)memory.data(); }
     f32* out() { return (f32*)gathered.data(); }
 
-    Numbers(const Message& message, u32 rank, u32 ranks)
+    Had(const Message& message, u32 rank, u32 ranks)
         : memory(message.count / 4 + 1), gathered(message.kind == GATHER ? ranks * message.count / 4 + 1 : message.count / 4 + 1) {
         for (u64 i = 0; i < message.count * (message.kind == ROWS); i++) residual.push_back(message.residual(i));
         for (u64 i = 0; i < message.count; i++)
@@ -58,12 +61,13 @@ struct Numbers {
 
     // What is normed is f32, or bf16 where sums travel so.
     void add_norm(const Ranks& ranks, const Message& message) {
-        const auto run = [&](auto kernel, auto* x, auto* normed) {
-            kernel(ranks, x, message.count, residual.data(), {0, 0, EPS, 0}, normed, message.width);
+        const auto run = [&]<typename X, typename Out>(X* x, Out* normed) {
+            const AddNorm<X, Out> after{residual.data(), x, {0, 0, EPS, 0}, normed, message.width};
+            sum_in_two_shots<Out>(ranks, x, message.count, after);
         };
-        if (message.is_in_16) run(ranks_sum_add_norm_bf16_bf16_bf16, bf16s(), (bf16*)out());
-        else if (message.travels_in_16) run(ranks_sum_add_norm_f32_bf16_bf16, f32s(), (bf16*)out());
-        else run(ranks_sum_add_norm_f32_f32_f32, f32s(), out());
+        if (message.is_in_16) run(bf16s(), (bf16*)out());
+        else if (message.travels_in_16) run(f32s(), (bf16*)out());
+        else run(f32s(), out());
     }
 
     void exchange(const Ranks& ranks, const Message& message) {
@@ -71,12 +75,13 @@ struct Numbers {
         if (message.kind == ROWS) return add_norm(ranks, message);
         if (message.kind == GATHER)
             return ranks_gather(ranks, f32s(), out(), count / message.width, message.width, ranks.size * message.width - 1);
-        const bool once = message.kind == ONE_SHOT;
-        if (message.is_in_16)
-            return once ? ranks_sum_bf16_bf16(ranks, bf16s(), count) : ranks_two_shot_sum_bf16_bf16(ranks, bf16s(), count);
-        if (message.travels_in_16)
-            return once ? ranks_sum_f32_bf16(ranks, f32s(), count) : ranks_two_shot_sum_f32_bf16(ranks, f32s(), count);
-        once ? ranks_sum_f32_f32(ranks, f32s(), count) : ranks_two_shot_sum_f32_f32(ranks, f32s(), count);
+        const auto add = [&]<typename X, typename T>(X* x, T) {
+            if (message.kind == ONE_SHOT) sum<T>(ranks, x, count);
+            else sum_in_two_shots<T>(ranks, x, count, Nothing());
+        };
+        if (message.is_in_16) add(bf16s(), bf16());
+        else if (message.travels_in_16) add(f32s(), bf16());
+        else add(f32s(), f32());
     }
 
     bool is_normed(const Message& message, u32 ranks) {
@@ -138,7 +143,7 @@ int main(int, char** words) {
     std::vector<Ranks> ranks(size);
     std::vector<std::vector<uint4>> inboxes(size, std::vector<uint4>(2 * SLOTS * (size - 1) * BLOCKS * packets));
     std::vector<std::vector<u32>> chunks(size, std::vector<u32>(BLOCKS));
-    std::vector<std::vector<Numbers>> numbers(size);
+    std::vector<std::vector<Had>> numbers(size);
     std::vector<std::unique_ptr<std::barrier<>>> barriers;
     std::vector<std::thread> threads;
     auto barrier = [&](u32 of) { return barriers.emplace_back(std::make_unique<std::barrier<>>(of)).get(); };

@@ -224,6 +224,11 @@ impl Device {
         true
     }
 
+    /// Loads a kernel, once it is compiled; whether there is one.
+    pub(crate) fn load(&mut self, special: Special) -> bool {
+        self.special(special, 0).is_some()
+    }
+
     /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has
     /// waited so long.
     pub(crate) fn is_compiled(&self, special: Special, most: Duration) -> bool {

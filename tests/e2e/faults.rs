@@ -146,15 +146,7 @@ async fn no_request_waits_for_kernels_that_only_captures_need() -> anyhow::Resul
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
-    let (environment, _) = pretended(folder.path())?;
-    let notes = folder.path().join("notes");
-    fs::create_dir(&notes)?;
-    let hopper = [environment.as_slice(), &[("QUIRE_TEST_HOPPER", notes.display().to_string())]].concat();
-    let environment: Vec<_> = hopper.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let model = default_model().display().to_string();
-    let flags = ["--served-model-name", "m", "--dtype", "bfloat16", "--device", "auto", "--max-num-seqs", "32"];
-    let more = ["--kv-cache-memory-bytes", "64M", "--single-kernel-decode"];
-    let server = Server::start_with(&[&[model.as_str()], &flags[..], &more[..]].concat(), &environment).await?;
+    let (server, notes) = start_on_hopper(folder.path(), &["--max-num-seqs", "32", "--single-kernel-decode"]).await?;
     let noted = |what: &str| notes.join(what).exists();
     for kernel in ["attention_prefill_hopper", "attention_decode", "matmul_skinny", "matmul_skinny_gated"] {
         eventually(kernel, || async { noted(&format!("compiled-{kernel}.cu")) }).await?;
@@ -176,6 +168,46 @@ async fn no_request_waits_for_kernels_that_only_captures_need() -> anyhow::Resul
     })
     .await
     .with_context(|| server.log())
+}
+
+/// Kernels for what a model has none of do not hold up its first start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_compiles_what_its_model_is_made_of() -> anyhow::Result<()> {
+    if lacks(Needs::PretendedGpus) {
+        return Ok(());
+    }
+    for flags in [&["--enforce-eager"][..], &["--enforce-eager", "--enable-lora"]] {
+        let folder = tempfile::tempdir()?;
+        let (server, notes) = start_on_hopper(folder.path(), flags).await?;
+        let compiled = |kernel: &str| notes.join(format!("compiled-{kernel}.cu")).exists();
+        fs::write(notes.join("go"), "")?;
+        says(&server, &[5, 6, 7], &[0; 20]).await?;
+        for kernel in ["lora", "expert_lora", "saved"] {
+            match flags.contains(&"--enable-lora") {
+                true => eventually(kernel, || async { compiled(kernel) }).await?,
+                false => ensure!(!compiled(kernel), "{kernel}"),
+            }
+        }
+        for kernel in ["causal_conv", "delta_rule", "expert_matmul", "prepare_input", "ranks_sum", "unpack"] {
+            ensure!(!compiled(kernel), "{kernel}");
+        }
+        ensure!(["norm", "sample"].iter().all(|kernel| compiled(kernel)), "{}", server.log());
+    }
+    Ok(())
+}
+
+/// The model that ships on a pretended Hopper, and the folder where that notes what it compiles and launches.
+async fn start_on_hopper(folder: &Path, flags: &[&str]) -> anyhow::Result<(Server, PathBuf)> {
+    let (environment, _) = pretended(folder)?;
+    let notes = folder.join("notes");
+    fs::create_dir(&notes)?;
+    let hopper = [environment.as_slice(), &[("QUIRE_TEST_HOPPER", notes.display().to_string())]].concat();
+    let environment: Vec<_> = hopper.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let model = default_model().display().to_string();
+    let always =
+        ["--served-model-name", "m", "--dtype", "bfloat16", "--device", "auto", "--kv-cache-memory-bytes", "64M"];
+    let server = Server::start_with(&[&[model.as_str()], &always[..], flags].concat(), &environment).await?;
+    Ok((server, notes))
 }
 
 /// Flags for servers with pretended GPUs.

@@ -14,6 +14,7 @@ use crate::gemm::codes;
 use crate::gemm::product::Product;
 use crate::gemm::table::Facts;
 use crate::jit::prefetch;
+use crate::jit::sources::Need;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
@@ -157,6 +158,7 @@ impl Load for CudaBackend {
 
     fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
         self.device.bind();
+        self.device.order_for(Need::Experts);
         let members: Vec<&Weights> = members.iter().map(|matrix| &self.matrices[matrix.0 as usize]).collect();
         let pointers: Vec<u8> = members.iter().flat_map(|matrix| matrix.ptr().to_ne_bytes()).collect();
         let pointers = self.staging.load(&mut self.device, &pointers);
@@ -197,6 +199,7 @@ impl Load for CudaBackend {
 
     fn new_state(&mut self, slots: usize, len: usize) -> State {
         self.device.bind();
+        self.device.order_for(Need::RecurrentStates);
         self.states.push(recurrent::States::new(&mut self.device, slots, len));
         State(newest(&self.states))
     }
@@ -553,6 +556,7 @@ impl ops::Lora for CudaBackend {
 
     fn new_lora_site(&mut self, shape: ops::LoraShape<'_>) -> ops::LoraSite {
         self.device.bind();
+        self.device.order_for(Need::Adapters);
         ops::LoraSite(self.lora.add_site(&mut self.device, &mut self.staging, shape))
     }
 

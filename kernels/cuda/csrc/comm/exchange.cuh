@@ -12,9 +12,9 @@
 // of chunk k - 2 in this launch, or finished the launch before. Either way it has words of the peer's chunk k - 2 (or a
 // later one), which the peer sent after it had emptied chunk k - 4, or after a launch that had.
 //
-// In one shot (one_shot.cuh) every rank sends all its numbers to all others. In two (two_shots.cuh), for larger sums, it
-// sends each its part alone, adds up the own part, and sends that sum to all others. What is done with rows of such a sum
-// next may be part of the launch (after_sum.cuh).
+// In one shot (one_shot.cuh) every rank sends all its numbers to all others. In two (two_shots.cuh), for larger sums,
+// it sends each its part alone, adds up the own part, and sends that sum to all others. What is done with rows of such
+// a sum next may be part of the launch (after_sum.cuh).
 #pragma once
 #include "packets.cuh"
 #include "quire.cuh"

@@ -1,5 +1,5 @@
-// A sum over ranks, of numbers that travel as `TYPE`: `IS_SHORT` where they are of that type, otherwise f32. In one shot
-// or in two.
+// A sum over ranks, of numbers that travel as `TYPE`: `IS_SHORT` where they are of that type, otherwise f32. In one
+// shot or in two.
 #ifndef TYPE
 #define TYPE bf16
 #define IS_SHORT 1

@@ -19,9 +19,20 @@ use kernels::ops::{DType, Exchange, ExchangeFailed, RankPlacement};
 const MOST_RANKS: usize = 8;
 /// Threads of a block.
 const THREADS: usize = 512;
-/// Types of numbers, and what they travel as: normed rows are of that type too. The usual ones first.
-const TYPES: [(DType, DType); 4] =
-    [(DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F32, DType::F16), (DType::F32, DType::F32)];
+/// What numbers are, and what they travel as: normed rows are of that type too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Types {
+    numbers: DType,
+    wire: DType,
+}
+
+/// All that there are sums of, the usual ones first.
+const TYPES: [Types; 4] = [
+    Types { numbers: DType::Bf16, wire: DType::Bf16 },
+    Types { numbers: DType::F32, wire: DType::Bf16 },
+    Types { numbers: DType::F32, wire: DType::F16 },
+    Types { numbers: DType::F32, wire: DType::F32 },
+];
 /// Blocks of a launch at most.
 const BLOCKS: usize = 128;
 /// Bytes of a packet, which are numbers and nothing else.
@@ -58,16 +69,19 @@ pub(crate) fn specials() -> impl Iterator<Item = Special> {
     TYPES.into_iter().flat_map(|types| [sum(types, Shots::One), sum(types, Shots::Two), sum_add_norm(types)])
 }
 
-fn sum((dtype, wire): (DType, DType), shots: Shots) -> Special {
-    Special::new("ranks_sum", wire, &[("IS_SHORT", is_short(dtype)), ("SHOTS", shots as usize)])
+fn sum(types: Types, shots: Shots) -> Special {
+    Special::new("ranks_sum", types.wire, &[types.is_short(), ("SHOTS", shots as usize)])
 }
 
-fn sum_add_norm((dtype, wire): (DType, DType)) -> Special {
-    Special::new("ranks_sum_add_norm", wire, &[("IS_SHORT", is_short(dtype))])
+fn sum_add_norm(types: Types) -> Special {
+    Special::new("ranks_sum_add_norm", types.wire, &[types.is_short()])
 }
 
-fn is_short(dtype: DType) -> usize {
-    usize::from(dtype.size() == 2)
+impl Types {
+    /// The macro that says whether numbers are what they travel as.
+    fn is_short(self) -> (&'static str, usize) {
+        ("IS_SHORT", usize::from(self.numbers.size() == 2))
+    }
 }
 
 /// This rank's inbox, and those of the others.
@@ -129,20 +143,20 @@ impl Peers {
 
     /// Whether numbers of a type travel as `wire`.
     pub(crate) fn sums(dtype: DType, wire: DType) -> bool {
-        TYPES.contains(&(dtype, wire))
+        TYPES.contains(&Types { numbers: dtype, wire })
     }
 
     /// `x = sum over ranks of x`, each rounded to `wire`, as is the sum, which has the same bits in one shot and in
     /// two: see [`Peers::sums`].
     pub(crate) fn sum(&self, device: &mut Device, x: View, wire: DType, shots: Shots) {
         let (ranks, count) = (self.ranks, x.elements());
-        let special = sum((x.dtype, wire), shots);
+        let special = sum(Types { numbers: x.dtype, wire }, shots);
         // Loaded when the ranks met.
         device.launch_special(special, shape(count, wire), args![ranks, x.ptr, count as u64]);
     }
 
-    /// The same of the rows of `delta` in two shots, and `residual += delta; out = norm(residual)`, in one launch; false,
-    /// and nothing done, where no kernel does that.
+    /// The same of the rows of `delta` in two shots, and `residual += delta; out = norm(residual)`, in one launch;
+    /// false, and nothing done, where no kernel does that.
     pub(crate) fn sum_add_norm(&self, device: &mut Device, norm: AddNorm, wire: DType) -> bool {
         let AddNorm { residual, delta, params, out } = norm;
         if out.dtype != wire || !Self::sums(delta.dtype, wire) || !self.has_room_for_rows(delta.width, wire) {
@@ -151,7 +165,7 @@ impl Peers {
         let shape = Shape { grid: [delta.rows.min(BLOCKS), 1], block: THREADS, shared: 0 };
         let (ranks, count) = (self.ranks, delta.elements() as u64);
         device.launch_special(
-            sum_add_norm((delta.dtype, wire)),
+            sum_add_norm(Types { numbers: delta.dtype, wire }),
             shape,
             args![ranks, delta.ptr, count, residual.ptr, params, out.ptr, delta.width as u32],
         )

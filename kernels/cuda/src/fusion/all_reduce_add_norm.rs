@@ -1,5 +1,5 @@
-//! Rule: a sum over ranks that is added to the residual stream next, and the norm of that, are one launch: rows are added
-//! and normed where they come, while others still cross.
+//! Rule: a sum over ranks that is added to the residual stream next, and the norm of that, are one launch: rows are
+//! added and normed where they come, while others still cross.
 
 use super::op::Op;
 use super::pass::{Verdict, rewrite};

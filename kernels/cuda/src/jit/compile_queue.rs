@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::jit::compiler::Compiler;
 use crate::jit::sources::Source;
-use crate::jit::specialization::Special;
 use crate::runtime::arch::Arch;
 
 /// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
@@ -43,7 +42,7 @@ impl Drop for Compilation {
 }
 
 /// Makes the code of one kernel.
-type Make = dyn Fn(Special) -> Result<Vec<u8>, String> + Send + Sync;
+type Make = dyn Fn(Source) -> Result<Vec<u8>, String> + Send + Sync;
 
 /// Orders, and what became of them.
 pub(crate) struct CompileQueue {
@@ -64,9 +63,9 @@ struct Shelf {
 #[derive(Default)]
 struct Orders {
     /// Those that nobody has begun, the first of them the next.
-    waiting: VecDeque<Special>,
+    waiting: VecDeque<Source>,
     /// Those that were begun; absent: under way.
-    made: HashMap<Special, Option<Result<Vec<u8>, String>>>,
+    made: HashMap<Source, Option<Result<Vec<u8>, String>>>,
     /// Threads that make them.
     busy: usize,
     /// None will be begun any more.
@@ -74,14 +73,14 @@ struct Orders {
 }
 
 impl Orders {
-    fn is_open(&self, special: Special) -> bool {
-        self.waiting.contains(&special) || matches!(self.made.get(&special), Some(None))
+    fn is_open(&self, source: Source) -> bool {
+        self.waiting.contains(&source) || matches!(self.made.get(&source), Some(None))
     }
 
-    fn begin(&mut self) -> Option<Special> {
-        let special = self.waiting.pop_front().filter(|_| !self.closed)?;
-        self.made.insert(special, None);
-        Some(special)
+    fn begin(&mut self) -> Option<Source> {
+        let source = self.waiting.pop_front().filter(|_| !self.closed)?;
+        self.made.insert(source, None);
+        Some(source)
     }
 }
 
@@ -93,11 +92,11 @@ impl Shelf {
     /// What a thread does: one order after the other, until there is none.
     fn work(&self, make: &Make) {
         let mut orders = self.lock();
-        while let Some(special) = orders.begin() {
+        while let Some(source) = orders.begin() {
             drop(orders);
-            let made = make(special);
+            let made = make(source);
             orders = self.lock();
-            orders.made.insert(special, Some(made));
+            orders.made.insert(source, Some(made));
             self.news.notify_all();
         }
         orders.busy -= 1;
@@ -110,9 +109,9 @@ impl CompileQueue {
         let benches = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_BENCHES);
         let compilations = Compilations::default();
         let counted = compilations.clone();
-        let make = move |special: Special| {
+        let make = move |source: Source| {
             let _counted = counted.begin();
-            compiler.one(Source::of(special), arch).map(|(cubin, _)| cubin)
+            compiler.one(source, arch).map(|(cubin, _)| cubin)
         };
         let mut queue = Self::with(Arc::new(make), benches);
         queue.compilations = compilations;
@@ -129,12 +128,12 @@ impl CompileQueue {
     }
 
     /// Sees to it that a kernel is made, after those that were ordered before.
-    pub(crate) fn order(&self, special: Special) {
+    pub(crate) fn order(&self, source: Source) {
         let mut orders = self.shelf.lock();
-        if orders.made.contains_key(&special) || orders.waiting.contains(&special) {
+        if orders.made.contains_key(&source) || orders.waiting.contains(&source) {
             return;
         }
-        orders.waiting.push_back(special);
+        orders.waiting.push_back(source);
         if orders.busy == self.benches {
             return;
         }
@@ -154,9 +153,9 @@ impl CompileQueue {
     }
 
     /// Orders a kernel and waits so long at most; whether it is made, or cannot be.
-    pub(crate) fn is_made(&self, special: Special, most: Duration) -> bool {
-        self.order(special);
-        let is_open = |orders: &mut Orders| orders.is_open(special);
+    pub(crate) fn is_made(&self, source: Source, most: Duration) -> bool {
+        self.order(source);
+        let is_open = |orders: &mut Orders| orders.is_open(source);
         let waited = self.shelf.news.wait_timeout_while(self.shelf.lock(), most, is_open);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
@@ -175,12 +174,12 @@ impl CompileQueue {
     }
 
     /// The code of a kernel. Who needs one that nobody has begun makes it, however many were ordered before.
-    pub(crate) fn take(&self, special: Special) -> Result<Vec<u8>, String> {
+    pub(crate) fn take(&self, source: Source) -> Result<Vec<u8>, String> {
         let mut orders = self.shelf.lock();
-        orders.waiting.retain(|waiting| *waiting != special);
-        let made = self.shelf.news.wait_while(orders, |orders| orders.is_open(special));
-        let found = made.unwrap_or_else(PoisonError::into_inner).made.remove(&special).flatten();
-        found.unwrap_or_else(|| (self.make)(special))
+        orders.waiting.retain(|waiting| *waiting != source);
+        let made = self.shelf.news.wait_while(orders, |orders| orders.is_open(source));
+        let found = made.unwrap_or_else(PoisonError::into_inner).made.remove(&source).flatten();
+        found.unwrap_or_else(|| (self.make)(source))
     }
 }
 
@@ -198,6 +197,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
+    use crate::jit::specialization::Special;
     use kernels::ops::DType;
 
     #[test]
@@ -210,8 +210,8 @@ mod tests {
         assert!(!compilations.are_under_way());
     }
 
-    fn special(size: usize) -> Special {
-        Special::new("matmul_skinny", DType::Bf16, &[("WARPS", size)])
+    fn special(size: usize) -> Source {
+        Source::of(Special::new("matmul_skinny", DType::Bf16, &[("WARPS", size)]))
     }
 
     #[test]
@@ -246,9 +246,9 @@ mod tests {
     const EASY: usize = 100;
 
     /// A queue whose kernels are made when a message comes or none can any more, and which ones were begun.
-    fn gated(benches: usize) -> (CompileQueue, Sender<()>, Arc<Mutex<Vec<Special>>>) {
+    fn gated(benches: usize) -> (CompileQueue, Sender<()>, Arc<Mutex<Vec<Source>>>) {
         let (go, gate) = channel::<()>();
-        let (gate, begun) = (Mutex::new(gate), Arc::<Mutex<Vec<Special>>>::default());
+        let (gate, begun) = (Mutex::new(gate), Arc::<Mutex<Vec<Source>>>::default());
         let noted = begun.clone();
         let make = move |made| {
             noted.lock().unwrap().push(made);
@@ -260,7 +260,7 @@ mod tests {
         (CompileQueue::with(Arc::new(make), benches), go, begun)
     }
 
-    fn until(begun: &Mutex<Vec<Special>>, count: usize) {
+    fn until(begun: &Mutex<Vec<Source>>, count: usize) {
         while begun.lock().unwrap().len() < count {
             std::thread::yield_now();
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::jit::cache::Cache;
 use crate::jit::nvrtc::Nvrtc;
-use crate::jit::sources::{KERNELS, Source};
+use crate::jit::sources::{self, Source};
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 
@@ -68,9 +68,9 @@ impl Compiler {
         self.unkept.get().map(String::as_str)
     }
 
-    /// All kernels that are compiled as they are; and how many were compiled or cached.
-    pub(crate) fn all(&self, arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
-        self.several(KERNELS, arch)
+    /// The kernels that every start has; and how many were compiled or cached.
+    pub(crate) fn first(&self, arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
+        self.several(&sources::first(), arch)
     }
 
     /// Several at a time.

@@ -11,6 +11,7 @@ use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::comm::peers;
 use crate::gemm::table::Facts;
 use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
+use crate::jit::sources::Need;
 use crate::jit::specialization::{LOWEST, Special};
 use crate::layers::norm_prepared;
 use crate::moe::experts::Keep;
@@ -25,6 +26,9 @@ impl CudaBackend {
     /// For products of few rows with the matrix that came last.
     pub(crate) fn order_for_newest_matrix(&mut self) {
         if let Some(w) = self.matrices.last() {
+            if w.packed.is_some() {
+                self.device.order_for(Need::PackedWeights);
+            }
             order(&self.device, for_matrix(&self.device, w));
         }
     }

@@ -1,9 +1,11 @@
 //! The kernels' sources, embedded in the binary.
 
+use std::hash::{Hash, Hasher};
+
 use crate::jit::layouts;
 use crate::jit::specialization::Special;
 
-/// One file of `kernels/cuda`.
+/// One file of `kernels/cuda`. Its name and what it is compiled for tell it from all others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     /// Name without extension: the operation.
@@ -30,7 +32,59 @@ const LONG: [&str; 12] = [
     "expert_matmul",
 ];
 
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        (self.name, self.special) == (other.name, other.special)
+    }
+}
+
+impl Eq for Source {}
+
+impl Hash for Source {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.name, self.special).hash(state);
+    }
+}
+
+/// What a model has that kernels of a start without it are not for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Need {
+    Adapters,
+    Experts,
+    PackedWeights,
+    RecurrentStates,
+}
+
+impl Need {
+    const ALL: [Self; 4] = [Self::Adapters, Self::Experts, Self::PackedWeights, Self::RecurrentStates];
+
+    /// The files, the longest first.
+    const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Adapters => &["expert_lora", "lora", "saved"],
+            Self::Experts => &["expert_matmul", "expert_matmul_packed_plain"],
+            Self::PackedWeights => &["prepare_input", "matmul_packed_plain", "unpack"],
+            Self::RecurrentStates => &["delta_rule", "causal_conv", "selective_scan"],
+        }
+    }
+
+    pub(crate) fn sources(self) -> impl Iterator<Item = Source> {
+        self.files().iter().filter_map(|name| Source::as_it_is(name))
+    }
+}
+
+/// What every start has from the beginning.
+pub(crate) fn first() -> Vec<Source> {
+    let later = |source: &Source| Need::ALL.iter().any(|need| need.files().contains(&source.name));
+    KERNELS.iter().copied().filter(|source| !later(source)).collect()
+}
+
 impl Source {
+    /// A file that is compiled as it is.
+    pub(crate) fn as_it_is(name: &str) -> Option<Self> {
+        KERNELS.iter().find(|source| source.name == name).copied()
+    }
+
     /// When it is compiled, of several: as a key to sort by.
     pub(crate) fn turn(&self) -> usize {
         LONG.iter().position(|name| *name == self.name).unwrap_or(LONG.len())
@@ -199,6 +253,13 @@ mod tests {
         let mut found: Vec<String> = rooms.iter().flat_map(of_room).collect();
         found.sort();
         found
+    }
+
+    #[test]
+    fn what_comes_later_is_files_that_are_compiled_as_they_are() {
+        let later: usize = Need::ALL.iter().map(|need| need.sources().count()).sum();
+        assert_eq!(later, Need::ALL.iter().map(|need| need.files().len()).sum::<usize>());
+        assert_eq!(first().len() + later, KERNELS.len());
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Device {
         let context = Context::open(ordinal)?;
         let compiler = Compiler::new(folders, cache);
         let start = Instant::now();
-        let (compiled, filled) = compiler.all(context.arch).map_err(OpenError::Kernel)?;
+        let (compiled, filled) = compiler.first(context.arch).map_err(OpenError::Kernel)?;
         let made = Made { filled, took: start.elapsed(), unkept: compiler.unkept().map(str::to_owned) };
         let mut modules = HashMap::new();
         for file in compiled {

@@ -8,6 +8,7 @@ use cudarc::driver::{result, sys};
 use super::Device;
 use super::launch::{MOMENT, Module, Name, Shape};
 use crate::jit::compile_queue::Compilations;
+use crate::jit::sources::{Need, Source};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::context::{explain, load_module};
 
@@ -187,8 +188,14 @@ impl Device {
     /// Begins to compile a kernel that steps may need.
     pub(crate) fn order(&self, special: Special) {
         if !self.special.contains_key(&special) {
-            self.compile_queue.order(special);
+            self.compile_queue.order(Source::of(special));
         }
+    }
+
+    /// Begins to compile what a model with this needs.
+    pub(crate) fn order_for(&self, need: Need) {
+        let missing = need.sources().filter(|source| !self.modules.contains_key(source.name));
+        missing.for_each(|source| self.compile_queue.order(source));
     }
 
     /// Whether kernels are being compiled, for other threads.
@@ -209,7 +216,7 @@ impl Device {
     /// A step to come will need this kernel: it is compiled meanwhile, and loaded by [`Self::grant`].
     pub(crate) fn wish(&mut self, special: Special, shared: usize) {
         if !self.special.contains_key(&special) && !self.wishes.contains(&(special, shared)) {
-            self.compile_queue.order(special);
+            self.compile_queue.order(Source::of(special));
             self.wishes.push((special, shared));
         }
     }
@@ -232,7 +239,7 @@ impl Device {
     /// Whether a kernel could be loaded now (or cannot be compiled): where not, it is being compiled, and this has
     /// waited so long.
     pub(crate) fn is_compiled(&self, special: Special, most: Duration) -> bool {
-        self.special.contains_key(&special) || self.compile_queue.is_made(special, most)
+        self.special.contains_key(&special) || self.compile_queue.is_made(Source::of(special), most)
     }
 
     /// The function, with leave to use `shared` bytes.
@@ -263,7 +270,7 @@ impl Device {
     }
 
     fn make_special(&mut self, special: Special) -> Option<Module> {
-        let cubin = self.compile_queue.take(special).ok()?;
+        let cubin = self.compile_queue.take(Source::of(special)).ok()?;
         let module = load_module(&cubin).ok()?;
         let symbol = CString::new(special.file).expect("names hold no NUL");
         // SAFETY: the module is loaded in the current context.
@@ -284,10 +291,7 @@ impl Device {
         if let Some(function) = self.functions.get(&name) {
             return Some(*function);
         }
-        let Some(module) = self.modules.get(name.file).copied() else {
-            self.fail(format!("{} has no CUDA kernel yet; start with --device cpu", name.symbol()));
-            return None;
-        };
+        let module = self.module(name)?;
         let symbol = CString::new(name.symbol()).expect("names hold no NUL");
         // SAFETY: the module is loaded in the current context.
         match unsafe { result::module::get_function(module, symbol) } {
@@ -298,6 +302,29 @@ impl Device {
                     name.symbol(),
                     explain(error)
                 ));
+                None
+            }
+        }
+    }
+
+    /// The module of a file, which is loaded now where only some models need it.
+    fn module(&mut self, name: Name) -> Option<sys::CUmodule> {
+        if let Some(module) = self.modules.get(name.file) {
+            return Some(*module);
+        }
+        let Some(source) = Source::as_it_is(name.file) else {
+            self.fail(format!("{} has no CUDA kernel yet; start with --device cpu", name.symbol()));
+            return None;
+        };
+        if self.refuse(|| format!("a step needs {}, which was not loaded before", name.file)) {
+            return None;
+        }
+        let made = self.compile_queue.take(source);
+        let loaded = made.and_then(|cubin| load_module(&cubin).map_err(explain));
+        match loaded {
+            Ok(module) => Some(*self.modules.entry(name.file).or_insert(module)),
+            Err(reason) => {
+                self.fail(format!("kernel {}: {reason}", name.file));
                 None
             }
         }

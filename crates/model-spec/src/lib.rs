@@ -42,7 +42,7 @@ pub use norm::{NormKind, NormScale, NormSpec};
 pub use recurrent::{DeltaSpec, Mamba2Spec, MambaSpec};
 pub use relative::RelativeBias;
 pub use rope::{RopeScaling, RopeSpec, RopeStyle, RopeTable, YarnScaling};
-pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes};
+pub use rope_config::{RopeDefaults, Ropes, context_len, context_len_opt, read_rope, read_ropes, rotary_dim};
 pub use spec::{
     AttentionSpec, Biases, ClassesSpec, DType, DenseSpec, EmbeddingSpec, HeadActivation, HeadSpec, LayerNorms,
     LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, PositionTable, ProjectionSpec, QkNorm, Residual,

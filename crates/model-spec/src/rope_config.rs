@@ -24,6 +24,19 @@ pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec
     read_with(config, scaling_object(config)?, defaults)
 }
 
+/// Elements of a head of `head_dim` that rotate: a share of `partial_rotary_factor`, which newer files hold beside base
+/// and scaling, or of `default`.
+pub fn rotary_dim(config: &ConfigFile, head_dim: usize, default: f64) -> Result<usize, ConfigError> {
+    let key = "partial_rotary_factor";
+    let scaling = scaling_object(config)?.filter(|parameters| parameters.get(key).is_some());
+    let holder = scaling.as_ref().unwrap_or(config);
+    let share = holder.number_or(key, default)?;
+    if share <= 0.0 || share > 1.0 {
+        return Err(holder.unsupported(key, "expected a part of 1"));
+    }
+    Ok((head_dim as f64 * share) as usize)
+}
+
 /// Rotary embeddings of a model whose layers have two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ropes {
@@ -255,6 +268,21 @@ mod tests {
             linear,
             160,
         );
+    }
+
+    #[test]
+    fn a_part_of_the_head_may_turn() {
+        let dim = |text: &str| {
+            let config = ConfigFile::parse(Path::new("config.json"), text.as_bytes()).unwrap();
+            rotary_dim(&config, 32, 0.25).map_err(|error| error.to_string())
+        };
+        assert_eq!(dim("{}"), Ok(8));
+        assert_eq!(dim(r#"{"partial_rotary_factor": 0.5}"#), Ok(16));
+        assert_eq!(dim(r#"{"rope_parameters": {"rope_theta": 7}, "partial_rotary_factor": 0.5}"#), Ok(16));
+        let newer = r#"{"rope_parameters": {"rope_theta": 7, "partial_rotary_factor": 0.75}}"#;
+        assert_eq!(dim(newer), Ok(24));
+        let refusal = dim(r#"{"rope_parameters": {"partial_rotary_factor": 1.5}}"#).unwrap_err();
+        assert!(refusal.contains("rope_parameters.partial_rotary_factor"), "{refusal}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use model_spec::{
 };
 
 use super::expert_naming::ExpertNaming;
-use super::moe::experts;
+use super::moe::{experts, experts_key};
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation};
 use super::{Blueprint, Folder};
@@ -34,10 +34,7 @@ fn build(folder: &Folder, version: Version) -> Result<Blueprint, ConfigError> {
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
     let mixer = MixerSpec::Latent(latent(config, &sizes, norm)?);
     let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, false);
-    let moe = match config.size_opt("n_routed_experts")? {
-        Some(_) => Some(moe(config, &version, mlp.activation)?),
-        None => None,
-    };
+    let moe = experts_key(config).map(|_| moe(config, &version, mlp.activation)).transpose()?;
     let first = config.number_or("first_k_dense_replace", 0.0)? as usize;
     let step = config.size_or("moe_layer_freq", 1)?;
     let layers = (0..sizes.layers).map(|index| LayerSpec {
@@ -56,7 +53,11 @@ fn build(folder: &Folder, version: Version) -> Result<Blueprint, ConfigError> {
 
 fn latent(config: &ConfigFile, sizes: &Sizes, norm: NormSpec) -> Result<LatentSpec, ConfigError> {
     let (nope_dim, rope_dim) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
-    let rope = RopeDefaults { theta: 10000.0, rotary_dim: rope_dim, style: RopeStyle::Interleaved };
+    let style = match config.flag_or("rope_interleave", true)? {
+        true => RopeStyle::Interleaved,
+        false => RopeStyle::Halves,
+    };
+    let rope = RopeDefaults { theta: 10000.0, rotary_dim: rope_dim, style };
     Ok(LatentSpec {
         heads: sizes.heads,
         query_rank: config.size_opt("q_lora_rank")?,

@@ -55,9 +55,10 @@ pub(super) fn mistral(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { windows: Windows::All, ..Default::default() })
 }
 
-/// Qwen 2 and 2.5: biases on q, k and v; the upper layers may have a sliding window.
+/// Qwen 2 and 2.5: biases on q, k and v, unless `qkv_bias` says otherwise; the upper layers may have a sliding window.
 pub(super) fn qwen2(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    build(folder, Switches { bias: Biases { qkv: true, output: false }, windows: Windows::Later, ..Default::default() })
+    let qkv = folder.config.flag_or("qkv_bias", true)?;
+    build(folder, Switches { bias: Biases { qkv, output: false }, windows: Windows::Later, ..Default::default() })
 }
 
 /// Qwen 3: norms of query and key heads instead of biases.
@@ -153,12 +154,14 @@ fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> 
 
 /// The window of every layer.
 fn windows(config: &ConfigFile, rule: &Windows, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
-    let window = config.size_opt("sliding_window")?;
+    let window = || config.size_opt("sliding_window");
     match rule {
         Windows::None => Ok(vec![None; layers]),
-        Windows::All => Ok(vec![window; layers]),
+        Windows::All => Ok(vec![window()?; layers]),
+        // What `sliding_window` says then, some write as 0.
         Windows::Later if !config.flag_or("use_sliding_window", false)? => Ok(vec![None; layers]),
         Windows::Later => {
+            let window = window()?;
             let full = config.number_or("max_window_layers", layers as f64)? as usize;
             let sliding = sliding_layers(config, layers, |layer| layer >= full)?;
             Ok(sliding.into_iter().map(|slides| window.filter(|_| slides)).collect())
@@ -185,6 +188,8 @@ mod tests {
         check(r#"{"sliding_window": 16, "max_window_layers": 0}"#, Windows::Later, &[None; 3]);
         let on = r#"{"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1}"#;
         check(on, Windows::Later, &[None, Some(16), Some(16)]);
+        let off = r#"{"use_sliding_window": false, "sliding_window": 0}"#;
+        check(off, Windows::Later, &[None; 3]);
         let types = r#"{"use_sliding_window": true, "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}"#;
         check(types, Windows::Later, &[Some(8), None, Some(8)]);

@@ -93,6 +93,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("MiniCPMForCausalLM", llama::minicpm),
     ("MistralForCausalLM", llama::mistral),
     ("MixtralForCausalLM", mixtral::mixtral),
+    ("MptForCausalLM", mpt::mpt),
     ("NemotronForCausalLM", nemotron::nemotron),
     ("OPTForCausalLM", opt::opt),
     ("Olmo2ForCausalLM", olmo::olmo2),

@@ -2,9 +2,17 @@
 
 use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MlpSpec, ModelSpec, MoeSpec, RoutingSpec};
 
-/// Number of experts, under `key`, and how a token chooses `num_experts_per_tok` of them by softmax.
+/// What families, and versions of the library that writes their files, call the number of experts.
+const EXPERTS_KEYS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+
+/// The key of the number of experts, where the file has it.
+pub(super) fn experts_key(config: &ConfigFile) -> Option<&'static str> {
+    config.spelled(&EXPERTS_KEYS)
+}
+
+/// Number of experts, usually under `key`, and how a token chooses `num_experts_per_tok` of them by softmax.
 pub(super) fn experts(config: &ConfigFile, key: &str) -> Result<(usize, RoutingSpec), ConfigError> {
-    let experts = config.size(key)?;
+    let experts = config.size(experts_key(config).unwrap_or(key))?;
     let top_k = config.size("num_experts_per_tok")?;
     if top_k > experts {
         return Err(config.unsupported("num_experts_per_tok", &format!("there are {experts} experts")));

@@ -3,7 +3,7 @@
 use model_spec::{
     Activation, AttentionSpec, Biases, ConfigError, ConfigFile, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerNorms,
     LayerSpec, Mask, MlpBias, MlpKind, MlpSpec, ModelSpec, NormSpec, Position, Residual, RopeDefaults, RopeStyle,
-    context_len_opt, read_rope,
+    context_len_opt, read_rope, rotary_dim,
 };
 
 use super::Folder;
@@ -112,11 +112,7 @@ impl Sizes {
         default: f64,
         style: RopeStyle,
     ) -> Result<Position, ConfigError> {
-        let factor = config.number_or("partial_rotary_factor", default)?;
-        if factor <= 0.0 || factor > 1.0 {
-            return Err(config.unsupported("partial_rotary_factor", "expected a part of 1"));
-        }
-        self.rope_of(config, (self.head_dim as f64 * factor) as usize, style)
+        self.rope_of(config, rotary_dim(config, self.head_dim, default)?, style)
     }
 
     /// Rotary embedding of the first `rotary_dim` elements of a head.

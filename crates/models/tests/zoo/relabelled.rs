@@ -18,6 +18,7 @@ pub const RELABELLED: &[(&str, &str)] = &[
     ("ChatGLMForConditionalGeneration", "chatglm3"),
     ("ExaoneForCausalLM", "llama"),
     ("GlmForCausalLM", "chatglm3"),
+    ("MptForCausalLM", "mpt"),
     ("RWForCausalLM", "falcon-7b"),
     ("StableLMEpochForCausalLM", "stablelm"),
 ];
@@ -85,6 +86,33 @@ fn gemma_3_with_rotary_parameters_by_type_of_layer() {
         "rope_theta": null, "rope_local_base_freq": null, "rope_scaling": null, "rope_parameters": parameters,
     });
     check_folder("gemma3", "Gemma3ForCausalLM", config, same);
+}
+
+/// As the library's newest version writes it: the rotated share beside the base.
+#[test]
+fn heads_that_turn_in_part_with_rotary_parameters() {
+    let config = |theta: f64, share: f64| {
+        let parameters = json!({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share});
+        json!({"rope_theta": null, "rotary_emb_base": null, "partial_rotary_factor": null, "rotary_pct": null,
+            "rope_parameters": parameters})
+    };
+    check_folder("phi4-mini", "Phi3ForCausalLM", config(10_000.0, 0.75), same);
+    check_folder("gpt-neox-sequential", "GPTNeoXForCausalLM", config(10_000.0, 1.0), same);
+    check_folder("qwen3-next", "Qwen3NextForCausalLM", config(10_000_000.0, 0.5), same);
+}
+
+/// The library's versions have called the number of experts by either name.
+#[test]
+fn experts_are_counted_under_either_name() {
+    let config = json!({"num_experts": null, "num_local_experts": 8});
+    check_folder("qwen3-moe", "Qwen3MoeForCausalLM", config, same);
+    let config = json!({"num_experts": 4, "num_local_experts": null});
+    check_folder("mixtral", "MixtralForCausalLM", config, same);
+}
+
+#[test]
+fn mpt_under_the_librarys_name() {
+    check("MptForCausalLM", json!({}), same);
 }
 
 #[test]

@@ -103,5 +103,10 @@ fn limits() -> ParserLimits {
 }
 
 fn refused(error: &dyn std::fmt::Display) -> GrammarError {
-    GrammarError::Refused { reason: error.to_string() }
+    let reason = error.to_string();
+    // The engine's remedy is a switch that requests do not have.
+    match reason.contains("'coerce_one_of'") {
+        true => GrammarError::OneOf,
+        false => GrammarError::Refused { reason },
+    }
 }

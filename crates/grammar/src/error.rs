@@ -28,6 +28,12 @@ pub enum GrammarError {
         /// The key.
         key: &'static str,
     },
+    /// Options of `oneOf` of which two may hold at once.
+    #[error(
+        "the constraint cannot be compiled: `oneOf` needs options that exclude each other by their types or by a \
+         required member with different constants; use `anyOf`"
+    )]
+    OneOf,
     /// A GBNF grammar that cannot be read.
     #[error("line {line} of the grammar: {reason}")]
     Syntax {

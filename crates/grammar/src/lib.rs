@@ -19,6 +19,7 @@ mod dialect;
 mod error;
 mod gbnf;
 mod matcher;
+mod one_of;
 mod reasoning;
 mod source;
 mod structural;

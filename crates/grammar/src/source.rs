@@ -7,7 +7,7 @@ use llguidance::{
 use proto::{Constraint, Reasoning, constraint::Kind};
 use serde_json::{Map, Value, json};
 
-use crate::{dialect, error::GrammarError, gbnf, reasoning, structural, vocabulary::Vocabulary};
+use crate::{dialect, error::GrammarError, gbnf, one_of, reasoning, structural, vocabulary::Vocabulary};
 
 /// Bytes of a constraint that are looked at.
 const MAX_BYTES: usize = 512 << 10;
@@ -81,6 +81,7 @@ pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWi
     if constraint.disable_additional_properties {
         close_objects(&mut schema);
     }
+    one_of::loosen(&mut schema);
     dialect::rewrite(&mut schema);
     let mut schema = Value::Object(schema);
     let compact = constraint.disable_any_whitespace;

@@ -20,6 +20,12 @@ fn schemas() -> Vec<Value> {
         json!({"type": "string", "format": "date"}),
         json!({"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"x": {"type": "null"}},
             "required": ["x"]}]}),
+        json!({"$defs": {"leaf": {"type": "object", "properties": {"kind": {"const": "leaf", "type": "string"}},
+            "required": ["kind"], "additionalProperties": false},
+            "node": {"type": "object", "properties": {"kind": {"const": "node", "type": "string"}, "child": {"anyOf": [
+            {"discriminator": {"propertyName": "kind", "mapping": {"leaf": "#/$defs/leaf", "node": "#/$defs/node"}},
+            "oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/node"}]}, {"type": "null"}], "default": null}},
+            "required": ["kind"], "additionalProperties": false}}, "$ref": "#/$defs/node"}),
         json!({"$defs": {"node": {"type": "object", "properties": {"value": {"type": "integer"},
             "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["value", "next"],
             "additionalProperties": false}}, "$ref": "#/$defs/node"}),
@@ -165,6 +171,7 @@ fn bad_schemas_are_refused_in_words() {
         (r##"{"$ref": "#/$defs/none"}"##, "none"),
         (r#"{"type": "string", "pattern": "(a"}"#, "compiled"),
         (r#"{"type": "integer", "minimum": 5, "maximum": 3}"#, "compiled"),
+        (r#"{"oneOf": [{"type": "integer"}, {"minimum": 3}]}"#, "use `anyOf`"),
         (r#"{"type": "object", "x-guidance": {"lenient": true}}"#, "x-guidance"),
     ] {
         let refused =

@@ -41,8 +41,8 @@ const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternPr
 /// Members that hold values, not schemas.
 pub(crate) const VALUES: [&str; 4] = ["const", "default", "enum", "examples"];
 
-/// OpenAPI's members that say nothing of the value. To the engine they are schemas of their own beside the others, which
-/// it cannot join with a reference to what it is reading.
+/// OpenAPI's members that say nothing of the value. To the engine they are schemas of their own beside the others,
+/// which it cannot join with a reference to what it is reading.
 const ANNOTATIONS: [&str; 5] = ["discriminator", "example", "externalDocs", "nullable", "xml"];
 
 /// Rewrites a schema and all schemas inside.

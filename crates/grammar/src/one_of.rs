@@ -1,5 +1,5 @@
-//! `oneOf` of schemas that exclude each other is `anyOf`, which the engine knows: pydantic and OpenAPI write unions that
-//! a member tells apart so. The engine finds that out where nothing is a reference; here references are followed.
+//! `oneOf` of schemas that exclude each other is `anyOf`, which the engine knows: pydantic and OpenAPI write unions so
+//! that a member tells apart. The engine finds that out where nothing is a reference; here references are followed.
 
 use serde_json::{Map, Value};
 

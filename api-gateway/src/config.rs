@@ -372,7 +372,7 @@ impl Config {
             listen: args.listen.clone(),
             served_names: served_names(&answers),
             cors,
-            overrides: Defaults::from_json(&overrides)
+            overrides: Defaults::of_flag(&overrides)
                 .map_err(|problem| flag("--override-generation-config", problem))?,
             use_model_defaults: answers.generation_config == GenerationConfig::Auto,
             template_kwargs: parse("--default-chat-template-kwargs", &answers.default_chat_template_kwargs)?,

@@ -4,6 +4,9 @@ use serde_json::{Map, Value};
 
 use crate::openai::sampling::{COUNT, PARAMETERS};
 
+/// The cap on every request's `max_tokens`, in `generation_config.json`.
+const MAX_TOKENS: &str = "max_new_tokens";
+
 /// Defaults that a model or the user gives; absent ones are vLLM's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Defaults {
@@ -15,7 +18,7 @@ pub struct Defaults {
 
 impl Defaults {
     /// Reads the keys that count, as vLLM does; others are left alone.
-    pub fn from_json(object: &Map<String, Value>) -> Result<Self, String> {
+    fn from_json(object: &Map<String, Value>) -> Result<Self, String> {
         let mut numbers = [None; COUNT];
         for (number, parameter) in numbers.iter_mut().zip(&PARAMETERS).filter(|(_, parameter)| parameter.is_of_model())
         {
@@ -24,11 +27,26 @@ impl Defaults {
                 false => self::number(object, parameter.name)?,
             };
         }
-        let max_tokens = match whole(object, "max_new_tokens")? {
+        let max_tokens = match whole(object, MAX_TOKENS)? {
             None => None,
-            Some(tokens) => Some(u32::try_from(tokens).map_err(|_| format!("`max_new_tokens` is {tokens}"))?),
+            Some(tokens) => Some(u32::try_from(tokens).map_err(|_| format!("`{MAX_TOKENS}` is {tokens}"))?),
         };
         Ok(Self { numbers, max_tokens })
+    }
+
+    /// Reads `--override-generation-config`, of which nothing is left alone.
+    pub fn of_flag(object: &Map<String, Value>) -> Result<Self, String> {
+        let defaults = Self::from_json(object)?;
+        let of_model = || PARAMETERS.iter().filter(|parameter| parameter.is_of_model());
+        let is_known = |key: &str| key == MAX_TOKENS || of_model().any(|parameter| parameter.name == key);
+        if let Some(key) = object.keys().find(|key| !is_known(key)) {
+            let names: Vec<_> = of_model().map(|parameter| parameter.name).collect();
+            return Err(format!("`{key}` is none of {}, {MAX_TOKENS}", names.join(", ")));
+        }
+        for (parameter, value) in PARAMETERS.iter().zip(defaults.numbers) {
+            value.map_or(Ok(()), |value| parameter.check(value))?;
+        }
+        Ok(defaults)
     }
 
     /// Reads a whole `generation_config.json`; what is malformed there is the model's fault and counts as absent.
@@ -77,6 +95,24 @@ mod tests {
         let model = read(r#"{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2], "max_new_tokens": 7}"#);
         let both = read(r#"{"temperature": 0.0}"#).or(model);
         assert_eq!(both, read(r#"{"temperature": 0.0, "top_k": 20, "max_new_tokens": 7}"#));
+    }
+
+    #[test]
+    fn a_flag_is_honoured_or_refused() {
+        let read = |json: &str| Defaults::of_flag(&serde_json::from_str(json).unwrap());
+        let given = r#"{"temperature": 0.0, "top_k": -1, "max_new_tokens": 7, "top_p": null}"#;
+        assert_eq!(read(given), Ok(Defaults::of_model(given)));
+        for (json, part) in [
+            (r#"{"temprature": 1}"#, "`temprature` is none of min_p, "),
+            (r#"{"do_sample": false}"#, "do_sample"),
+            (r#"{"presence_penalty": 1}"#, "presence_penalty"),
+            (r#"{"temperature": -5}"#, "`temperature` must be in [0, 2]"),
+            (r#"{"top_k": -2}"#, "`top_k` must be between -1"),
+            (r#"{"top_p": "x"}"#, "not a number"),
+        ] {
+            let refusal = read(json).unwrap_err();
+            assert!(refusal.contains(part), "{json}: {refusal}");
+        }
     }
 
     #[test]

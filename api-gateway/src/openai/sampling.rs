@@ -178,14 +178,22 @@ impl Parameter {
         let default = default.unwrap_or(self.default());
         match self.range {
             Whole(least, most) => Ok(fields.whole_in(self.name, least..=most)?.map_or(default, |value| value as f64)),
-            Number(bounds) => {
+            Number(_) => {
                 let value = fields.number(self.name)?.unwrap_or(default);
-                let single = value as f32;
-                if bounds.holds(value) && bounds.holds(single.into()) && single.is_finite() {
-                    return Ok(value);
-                }
-                Err(ApiError::field(self.name, format!("`{}` must be {bounds}, got {value}.", self.name)))
+                self.check(value).map_err(|problem| ApiError::field(self.name, format!("{problem}.")))?;
+                Ok(value)
             }
+        }
+    }
+
+    /// Whether it may be this.
+    pub fn check(&self, value: f64) -> Result<(), String> {
+        let (name, single) = (self.name, value as f32);
+        match self.range {
+            Number(bounds) if bounds.holds(value) && bounds.holds(single.into()) && single.is_finite() => Ok(()),
+            Number(bounds) => Err(format!("`{name}` must be {bounds}, got {value}")),
+            Whole(least, most) if (least as f64..=most as f64).contains(&value) => Ok(()),
+            Whole(least, most) => Err(format!("`{name}` must be between {least} and {most}, got {value}")),
         }
     }
 }

@@ -14,7 +14,7 @@ mod sample;
 mod simd;
 
 pub use runtime::isa::Isa;
-pub use runtime::memory::{MachineMemory, available_memory, machine_memory};
+pub use runtime::memory::{MachineMemory, machine_memory};
 
 use crate::ops::{
     self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, HeadScales, Heads,

@@ -1,6 +1,9 @@
 //! How many KV blocks and recurrent states fit: sized once at start, so that no allocation fails later.
 
-use kernels::{cpu::available_memory, ops::DeviceMemory};
+use kernels::{
+    cpu::{MachineMemory, machine_memory},
+    ops::DeviceMemory,
+};
 use models::{CacheLayout, Runner};
 use service_kit::values::MaxModelLen;
 
@@ -27,15 +30,15 @@ pub(crate) struct Facts<'a> {
 /// Memory as it is now, with weights and activations in place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
-    /// The machine's, which others use too: bytes that a new workload could take; absent where it cannot be read.
-    Machine(Option<u64>),
+    /// The machine's, which others use too; absent where it cannot be read.
+    Machine(Option<MachineMemory>),
     /// A device's own.
     Device(DeviceMemory),
 }
 
 /// The memory of the device that a model is on.
 pub(crate) fn of(model: &dyn Runner) -> Memory {
-    model.device_memory().map_or_else(|| Memory::Machine(available_memory()), Memory::Device)
+    model.device_memory().map_or_else(|| Memory::Machine(machine_memory()), Memory::Device)
 }
 
 /// The cache does not fit.
@@ -60,6 +63,12 @@ pub(crate) enum TooSmall {
          start with a smaller --max-num-seqs, or give it more memory with --kv-cache-memory-bytes"
     )]
     States { sequences: u32, needed_mib: u64, budget_mib: u64 },
+    /// More was asked for than there is. The machine would promise it, and end the process once it is used.
+    #[error(
+        "--kv-cache-memory-bytes: {asked_mib} MiB for each of {workers} workers, but this machine has {total_mib} MiB \
+         in all; ask for less, or leave it out"
+    )]
+    Beyond { asked_mib: u64, workers: u32, total_mib: u64 },
 }
 
 /// What fits into this worker's memory.
@@ -79,8 +88,19 @@ impl TooSmall {
 
 /// Divides the memory between states and blocks.
 pub(crate) fn capacity(args: &Args, facts: Facts<'_>) -> Result<Capacity, TooSmall> {
+    check_machine(args, facts.memory)?;
     let max_num_seqs = max_num_seqs(args, facts)?;
     Ok(Capacity { num_blocks: num_blocks(args, facts, max_num_seqs)?, max_num_seqs })
+}
+
+/// What was asked for is in the machine.
+fn check_machine(args: &Args, memory: Memory) -> Result<(), TooSmall> {
+    let (Some(asked), Memory::Machine(Some(memory))) = (args.kv_cache_memory_bytes, memory) else { return Ok(()) };
+    let workers = args.local_world_size();
+    if asked.saturating_mul(workers.into()) <= memory.total {
+        return Ok(());
+    }
+    Err(TooSmall::Beyond { asked_mib: asked >> 20, workers, total_mib: memory.total >> 20 })
 }
 
 /// `--max-num-seqs`; without it the default, or fewer if their recurrent states do not fit. States get at most half of
@@ -155,13 +175,13 @@ fn after_states(args: &Args, facts: Facts<'_>, max_num_seqs: u32) -> Result<u64,
 /// Bytes for blocks and recurrent states.
 fn budget(args: &Args, facts: Facts<'_>) -> u64 {
     args.kv_cache_memory_bytes.unwrap_or_else(|| match facts.memory {
-        Memory::Machine(available) => machine_budget(args, available),
+        Memory::Machine(memory) => machine_budget(args, memory),
         Memory::Device(memory) => device_budget(args, memory).saturating_sub(facts.graphs),
     })
 }
 
-fn machine_budget(args: &Args, available: Option<u64>) -> u64 {
-    let share = available.unwrap_or(CPU_DEFAULT) as f64 * args.gpu_memory_utilization;
+fn machine_budget(args: &Args, memory: Option<MachineMemory>) -> u64 {
+    let share = memory.map_or(CPU_DEFAULT, |memory| memory.available) as f64 * args.gpu_memory_utilization;
     (share as u64 / u64::from(args.local_world_size())).min(CPU_DEFAULT)
 }
 
@@ -177,13 +197,15 @@ mod tests {
 
     use super::*;
 
+    const MACHINE: Memory = Memory::Machine(Some(MachineMemory { total: 2 << 30, available: 100 << 20 }));
+
     fn args(flags: &[&str]) -> Args {
         let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
         service_kit::parse_flags(required.iter().chain(flags)).expect("flags")
     }
 
     fn blocks(flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
-        blocks_in(Memory::Machine(Some(100 << 20)), flags, cache)
+        blocks_in(MACHINE, flags, cache)
     }
 
     fn blocks_in(memory: Memory, flags: &[&str], cache: &CacheLayout) -> Result<u32, TooSmall> {
@@ -209,6 +231,17 @@ mod tests {
     }
 
     #[test]
+    fn what_the_machine_does_not_have_is_refused() {
+        let cache = cache(&[None], 1024, 0);
+        // In use now, but there.
+        assert_eq!(blocks(&["--kv-cache-memory-bytes", "2G"], &cache), Ok(2 << 16));
+        let error = blocks(&["--kv-cache-memory-bytes", "100T"], &cache).unwrap_err();
+        assert_eq!(error, TooSmall::Beyond { asked_mib: 100 << 20, workers: 1, total_mib: 2048 });
+        let of_two = ["--kv-cache-memory-bytes", "2G", "--tensor-parallel-size", "2"];
+        assert!(matches!(blocks(&of_two, &cache), Err(TooSmall::Beyond { workers: 2, .. })));
+    }
+
+    #[test]
     fn windows_need_no_more_than_they_cover() {
         let flags = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"];
         // All of 1000 tokens; a window of 32 with two steps of 64; both.
@@ -229,7 +262,7 @@ mod tests {
     #[test]
     fn states_of_fewer_sequences_by_default() {
         let capacity_in = |flags: &[&str], cache: &CacheLayout| {
-            let facts = Facts { cache, context_len: 1000, memory: Memory::Machine(Some(100 << 20)), graphs: 0 };
+            let facts = Facts { cache, context_len: 1000, memory: MACHINE, graphs: 0 };
             capacity(&args(flags), facts)
         };
         let fits = |num_blocks, max_num_seqs| Ok(Capacity { num_blocks, max_num_seqs });

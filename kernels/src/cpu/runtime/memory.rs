@@ -141,11 +141,6 @@ pub fn machine_memory() -> Option<MachineMemory> {
     Some(memory)
 }
 
-/// Memory a new workload could take, in bytes.
-pub fn available_memory() -> Option<u64> {
-    machine_memory().map(|memory| memory.available)
-}
-
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -58,11 +58,11 @@ refused.
 *Prefix cache* says whether the KV blocks of equal prompt beginnings are shared. *Quantised* names the stored types that
 are checked, and GGUF where the family can be read from it without a reference to check it on. AWQ, FP8 (`fp8`;
 `compressed-tensors` with float weights of 8 bits), MXFP4 and GGUF are formats of weights, not of classes: every class
-takes them; what is not named here is only not checked. Other quantised checkpoints are refused by name. *LoRA* names
-the adapters that are checked; adapters are refused where it says no.
+takes them; what is not named here is only not checked. Other quantised checkpoints are refused by name. LoRA adapters
+are served over every class but `EchoForCausalLM` ([lora.md](lora.md)).
 
-| class | made of | tensor parallel | prefix cache | quantised | LoRA | checked on |
-|---|---|---|---|---|---|---|
+| class | made of | tensor parallel | prefix cache | quantised | checked on |
+|---|---|---|---|---|---|
 ";
 
 /// The whole file; absent where the reference models are only a selection.
@@ -77,7 +77,7 @@ fn render() -> Option<String> {
                 relabelled(class, other)
             }
             ([], None) if class == "EchoForCausalLM" => {
-                format!("| `{class}` | nothing: repeats the prompt | any | yes | no | no | |")
+                format!("| `{class}` | nothing: repeats the prompt | any | yes | no | |")
             }
             ([], None) => panic!("{class} is checked on nothing"),
             (mine, _) => line(class, mine),
@@ -108,10 +108,6 @@ impl Row {
         Some(Self { spec, checked, dir, quantization: stored.map(str::to_owned) })
     }
 
-    fn is_adapter(&self) -> bool {
-        self.dir.join("adapter_config.json").exists()
-    }
-
     fn is_made_here(&self) -> bool {
         self.dir.starts_with(folders::repository().join("tests/fixtures/made"))
     }
@@ -121,20 +117,17 @@ fn relabelled(class: &str, other: &Row) -> String {
     let (folder, original) = (other.checked.folder, &other.spec.architecture);
     let (made_of, cache) = (made_of(&[other]), prefix_cache(&[other]));
     let (quantised, on) = (quantised(class, &[]), format!("`{folder}`, under the names of `{original}`"));
-    format!("| `{class}` | {made_of} | as it | {cache} | {quantised} | no | {on} |")
+    format!("| `{class}` | {made_of} | as it | {cache} | {quantised} | {on} |")
 }
 
 fn line(class: &str, rows: &[&Row]) -> String {
     let ranks: BTreeSet<usize> = rows.iter().flat_map(|row| row.checked.ranks.clone()).collect();
     let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
     let ranks = if ranks.is_empty() { "refusal only".to_owned() } else { ranks.join(", ") };
-    let (adapters, models): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_adapter());
-    let mut folders: Vec<String> = models.iter().map(|row| folder(row)).collect();
+    let mut folders: Vec<String> = rows.iter().map(|row| folder(row)).collect();
     folders.dedup();
-    let adapters: Vec<String> = adapters.iter().map(|row| folder(row)).collect();
-    let adapters = if adapters.is_empty() { "no".to_owned() } else { adapters.join(", ") };
     let (made_of, cache, quantised) = (made_of(rows), prefix_cache(rows), quantised(class, rows));
-    format!("| `{class}` | {made_of} | {ranks} | {cache} | {quantised} | {adapters} | {} |", folders.join(", "))
+    format!("| `{class}` | {made_of} | {ranks} | {cache} | {quantised} | {} |", folders.join(", "))
 }
 
 fn folder(row: &Row) -> String {

@@ -1,6 +1,6 @@
-//! What users of vLLM meet: each route, field, flag, variable, parser and metric of its version 0.33.0, name by name
-//! (`tests/fixtures/vllm_surface.json`), acts, is refused by name, or is listed with a reason. None is unknown, none is
-//! taken in silence. And gpt-oss behind its channels.
+//! What users of vLLM meet: each route, field, flag, variable, parser and metric of its version 0.33.0, and flags that
+//! scripts for earlier ones hold, name by name (`tests/fixtures/vllm_surface.json`), acts, is refused by name, or is
+//! listed with a reason. None is unknown, none is taken in silence. And gpt-oss behind its channels.
 
 mod command;
 mod harmony;

@@ -10,7 +10,8 @@ use super::flags::{Settings, Value};
 pub(super) fn check(settings: &Settings, model: &Path) -> anyhow::Result<()> {
     check_length(settings, model)?;
     check_step(settings)?;
-    check_graphs(settings)
+    check_graphs(settings)?;
+    check_adapters(settings)
 }
 
 /// A length is one that the model can do.
@@ -52,6 +53,15 @@ fn check_graphs(settings: &Settings) -> anyhow::Result<()> {
     }
 }
 
+/// Adapters are not named where none is served.
+fn check_adapters(settings: &Settings) -> anyhow::Result<()> {
+    let enabled = settings.get("enable-lora").is_some_and(|value| *value == Value::Bool(true));
+    match ["lora-modules", "lora-dir"].iter().find(|name| !enabled && settings.get(name).is_some()) {
+        Some(name) => bail!("--{name} names adapters, which --enable-lora serves; add it"),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::flags::parse;
@@ -86,5 +96,19 @@ mod tests {
             assert_eq!(captures(name), Ok(()));
         }
         assert_eq!(captures("--enforce-eager --no-single-kernel-decode"), Ok(()));
+    }
+
+    #[test]
+    fn adapters_are_not_named_in_vain() {
+        let adapters = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+            check_adapters(&parse(&words).unwrap()).map_err(|error| error.to_string())
+        };
+        for names in ["--lora-modules a=/a", "--lora-dir /a"] {
+            let error = adapters(names).unwrap_err();
+            assert!(error.contains(names.split(' ').next().unwrap()) && error.contains("--enable-lora"), "{error}");
+            assert!(adapters(&format!("{names} --no-enable-lora")).is_err());
+            assert_eq!(adapters(&format!("{names} --enable-lora")), Ok(()));
+        }
     }
 }

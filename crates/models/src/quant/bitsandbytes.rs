@@ -10,6 +10,8 @@
 //! 8 bits  X.weight  [out, in] int8    weight = q * SCB / 127
 //!         X.SCB     [out] f32         the largest weight of each row
 //! ```
+//! Outputs come first also where the plain weight has inputs first (GPT-2's).
+//!
 //! With eight bits, inputs of at least `llm_int8_threshold` are outliers, which are never rounded.
 
 use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding};
@@ -29,6 +31,10 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         0.0 => f32::INFINITY,
         threshold => threshold,
     };
+    let key = "bnb_4bit_quant_storage";
+    if config.text_or(key, "uint8")?.trim_start_matches("torch.") != "uint8" {
+        return Err(config.unsupported(key, "codes are read from uint8; save the model with that"));
+    }
     Ok(Quantized { weights: Some(Box::new(Grouped(BitsAndBytes { outliers }))), ..Quantized::default() })
 }
 
@@ -42,9 +48,11 @@ impl GroupedMethod for BitsAndBytes {
     fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<CodeMatrix<'a>>, LoadError> {
         let name = &slice.location.tensor;
         let Some(codes) = tensors.get(name).filter(|_| slice.shape.len() == 2) else { return Ok(None) };
+        let mut slice = slice.clone();
+        slice.location.transposed = false;
         match codes.element {
-            Element::Code(Code::U8) => State::find(&codes, tensors)?.matrix(slice, &codes, tensors).map(Some),
-            Element::Code(Code::I8) => self.bytes(slice, &codes, tensors).map(Some),
+            Element::Code(Code::U8) => State::find(&codes, tensors)?.matrix(&slice, &codes, tensors).map(Some),
+            Element::Code(Code::I8) => self.bytes(&slice, &codes, tensors).map(Some),
             _ => Ok(None),
         }
     }
@@ -70,7 +78,7 @@ impl BitsAndBytes {
             meaning: Meaning::Symmetric,
             groups: None,
             input: InputScheme::PerTokenInt8 { outliers: self.outliers }.rounding(slice, tensors)?,
-            upright: false,
+            upright: true,
         })
     }
 }
@@ -80,6 +88,8 @@ struct State<'a> {
     /// Weights of a block.
     block: usize,
     levels: [f32; 16],
+    /// Outputs and inputs, where they are said.
+    shape: Option<Vec<u64>>,
     /// Of each block.
     scale: Box<dyn Fn(usize) -> f32 + Sync + 'a>,
 }
@@ -99,12 +109,14 @@ impl<'a> State<'a> {
         let block = size("blocksize").ok_or_else(|| state.invalid("it has no blocksize"))?;
         let levels = Numbers::read(&tensors.find(&format!("{name}.quant_map"))?, &[16], tensors)?;
         let levels = std::array::from_fn(|level| levels.at(level));
+        let sizes = state_of.get("shape").and_then(Value::as_array);
+        let shape = sizes.and_then(|sizes| sizes.iter().map(Value::as_u64).collect());
         let count = codes.shape.iter().product::<usize>() * 2;
         let blocks = count.div_ceil(block);
         let absmax = tensors.find(&format!("{name}.absmax"))?;
         if absmax.element != Element::Code(Code::U8) {
             let absmax = Numbers::read(&absmax, &[blocks], tensors)?;
-            return Ok(Self { block, levels, scale: Box::new(move |block| absmax.at(block)) });
+            return Ok(Self { block, levels, shape, scale: Box::new(move |block| absmax.at(block)) });
         }
         check(&absmax, &[blocks], Element::Code(Code::U8))?;
         let nested = size("nested_blocksize").ok_or_else(|| state.invalid("it has no nested_blocksize"))?;
@@ -115,7 +127,7 @@ impl<'a> State<'a> {
         let outer = Numbers::read(&outer, &[blocks.div_ceil(nested)], tensors)?;
         let codes = tensors.files.bytes(&absmax.name)?;
         let scale = move |block: usize| map.at(usize::from(codes[block])) * outer.at(block / nested) + offset;
-        Ok(Self { block, levels, scale: Box::new(scale) })
+        Ok(Self { block, levels, shape, scale: Box::new(scale) })
     }
 
     fn matrix(self, slice: &Slice, codes: &Tensor<'a>, tensors: Tensors<'a>) -> Result<CodeMatrix<'a>, LoadError> {
@@ -124,6 +136,10 @@ impl<'a> State<'a> {
         let stored = codes.shape.iter().product::<usize>();
         if stored != (rows * cols).div_ceil(2) {
             return Err(codes.misshapen(vec![(rows * cols).div_ceil(2), 1]));
+        }
+        let is_other = |said: Vec<u64>| slice.location.stack.is_none() && said != [rows as u64, cols as u64];
+        if self.shape.is_some_and(is_other) {
+            return Err(codes.invalid("its quant_state has another shape than config.json implies"));
         }
         // Blocks follow each other over the ends of rows: `group` columns have the same block in every row.
         let (group, block) = (greatest_common_divisor(cols, self.block), self.block);
@@ -144,7 +160,7 @@ impl<'a> State<'a> {
             meaning: Meaning::Levels(self.levels),
             groups: None,
             input: InputRounding::None,
-            upright: false,
+            upright: true,
         })
     }
 }

@@ -213,6 +213,10 @@ mod tests {
         check(r#"{"quant_method": "gptq", "checkpoint_format": "marlin"}"#, &["checkpoint_format", "gptq_v2"]);
         check(r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#, &["quant_algo", "FP8 and NVFP4"]);
         check(r#"{"quant_method": "squeezellm", "wbits": 3}"#, &["wbits", "4 bits"]);
+        check(
+            r#"{"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}"#,
+            &["bnb_4bit_quant_storage", "bfloat16", "uint8"],
+        );
         check(r#"{"quant_method": "fbgemm_fp8", "activation_scale_ub": 12}"#, &["activation_scale_ub", "1000"]);
         check(r#"{"quant_method": "fp8", "activation_scheme": "odd"}"#, &["activation_scheme", "static", "dynamic"]);
         check(r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, &["fmt", "e4m3"]);

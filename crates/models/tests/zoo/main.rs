@@ -6,6 +6,7 @@
 
 mod adapter_forms;
 mod adapters;
+mod bitsandbytes;
 mod checks;
 mod encoders;
 mod engine;

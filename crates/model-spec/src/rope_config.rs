@@ -28,8 +28,8 @@ pub fn read_rope(config: &ConfigFile, defaults: RopeDefaults) -> Result<RopeSpec
 /// and scaling, or of `default`.
 pub fn rotary_dim(config: &ConfigFile, head_dim: usize, default: f64) -> Result<usize, ConfigError> {
     let key = "partial_rotary_factor";
-    let scaling = scaling_object(config)?.filter(|parameters| parameters.get(key).is_some());
-    let holder = scaling.as_ref().unwrap_or(config);
+    let holders = [scaling_object(config)?, config.object(BY_TYPE)?];
+    let holder = holders.iter().flatten().find(|parameters| parameters.get(key).is_some()).unwrap_or(config);
     let share = holder.number_or(key, default)?;
     if share <= 0.0 || share > 1.0 {
         return Err(holder.unsupported(key, "expected a part of 1"));
@@ -81,7 +81,8 @@ fn read_with(
 ) -> Result<RopeSpec, ConfigError> {
     let key = config.spelled(&["rope_theta", "rotary_emb_base"]).unwrap_or("rope_theta");
     let mut theta = config.number_or(key, defaults.theta)?;
-    if let Some(parameters) = &parameters {
+    // A scaling that was put beside `rope_parameters` says nothing of the base.
+    for parameters in [&config.object(BY_TYPE)?, &parameters].into_iter().flatten() {
         theta = parameters.number_or("rope_theta", theta)?;
     }
     if theta <= 1.0 {
@@ -265,6 +266,14 @@ mod tests {
             r#"{"max_position_embeddings": 64,
                 "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7}}"#,
             7.0,
+            linear.clone(),
+            160,
+        );
+        // As --hf-overrides puts it into a newer file.
+        check(
+            r#"{"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.5},
+                "rope_parameters": {"rope_type": "default", "rope_theta": 7}}"#,
+            7.0,
             linear,
             160,
         );
@@ -281,6 +290,8 @@ mod tests {
         assert_eq!(dim(r#"{"rope_parameters": {"rope_theta": 7}, "partial_rotary_factor": 0.5}"#), Ok(16));
         let newer = r#"{"rope_parameters": {"rope_theta": 7, "partial_rotary_factor": 0.75}}"#;
         assert_eq!(dim(newer), Ok(24));
+        let overridden = r#"{"rope_scaling": {"type": "linear"}, "rope_parameters": {"partial_rotary_factor": 0.75}}"#;
+        assert_eq!(dim(overridden), Ok(24));
         let refusal = dim(r#"{"rope_parameters": {"partial_rotary_factor": 1.5}}"#).unwrap_err();
         assert!(refusal.contains("rope_parameters.partial_rotary_factor"), "{refusal}");
     }

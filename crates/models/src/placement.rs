@@ -49,9 +49,11 @@ impl Stage {
         if index >= count {
             return refused("pipeline stage", index, "it must be below the number of stages");
         }
-        // A stage without a layer is refused below.
-        let even = || even_cuts(bytes, count).map_or(total..total, |cuts| cuts[index]..cuts[index + 1]);
-        let layers = layers.clone().unwrap_or_else(even);
+        let layers = match (layers, even_cuts(bytes, count)) {
+            (Some(layers), _) => layers.clone(),
+            (None, Some(cuts)) => cuts[index]..cuts[index + 1],
+            (None, None) => return refused("number of pipeline stages", count, "the model has fewer layers"),
+        };
         let is_end = (layers.start == 0, layers.end == total);
         if layers.end > total || is_end != (index == 0, index + 1 == count) {
             return refused(
@@ -124,13 +126,16 @@ mod tests {
         assert_eq!(stage(1, 2, Some(3..4)).unwrap(), 3..4);
         for refused in [
             stage(2, 2, None),
-            stage(0, 5, None),
             stage(0, 2, Some(0..4)),
             stage(1, 2, Some(3..5)),
             stage(1, 2, Some(0..4)),
             stage(1, 3, Some(2..2)),
         ] {
             assert!(refused.is_err(), "{refused:?}");
+        }
+        for index in [0, 4] {
+            let refusal = stage(index, 5, None).unwrap_err().to_string();
+            assert!(refusal.contains("number of pipeline stages is 5: the model has fewer layers"), "{refusal}");
         }
     }
 

@@ -153,4 +153,20 @@ mod tests {
         assert!((temperature(&config(scaled)).unwrap() - 1.368_888).abs() < 1e-6);
         assert_eq!(temperature(&config("{}")).unwrap(), 1.0);
     }
+
+    #[test]
+    fn heads_turn_in_pairs_unless_the_file_says_otherwise() {
+        let sizes = r#""vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "max_position_embeddings": 64, "intermediate_size": 48, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4, "v_head_dim": 8"#;
+        for (more, style) in [
+            ("", RopeStyle::Interleaved),
+            (r#", "rope_interleave": true"#, RopeStyle::Interleaved),
+            (r#", "rope_interleave": false"#, RopeStyle::Halves),
+        ] {
+            let config = config(&format!("{{{sizes}{more}}}"));
+            let sizes = Sizes::read(&config).unwrap();
+            assert_eq!(latent(&config, &sizes, NormSpec::rms(1e-6)).unwrap().rope.style, style, "{more}");
+        }
+    }
 }

@@ -194,4 +194,19 @@ mod tests {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}"#;
         check(types, Windows::Later, &[Some(8), None, Some(8)]);
     }
+
+    #[test]
+    fn qwen_2_has_biases_unless_it_says_otherwise() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (more, expected) in [("", true), (r#", "qkv_bias": true"#, true), (r#", "qkv_bias": false"#, false)] {
+            let text = format!(
+                r#"{{"architectures": ["Qwen2ForCausalLM"], "vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 1,
+                    "num_attention_heads": 4, "max_position_embeddings": 64, "intermediate_size": 48{more}}}"#
+            );
+            std::fs::write(folder.path().join("config.json"), text).expect("written");
+            let mut spec = crate::read_spec(folder.path()).expect("a model");
+            let attention = spec.layers[0].mixer.attention_mut().expect("attention");
+            assert_eq!((attention.bias.qkv, attention.bias.output), (expected, false), "{more}");
+        }
+    }
 }

@@ -27,7 +27,7 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("/is_paused", SLEEP),
     ("/is_scaling_elastic_ep", ELASTIC),
     ("/is_sleeping", SLEEP),
-    ("/kv_event_sources", "KV cache events are not published"),
+    ("/kv_event_sources", "subscribe to the endpoint of --kv-events-config"),
     ("/pause", SLEEP),
     ("/release_kv_cache_memory", SLEEP),
     ("/reset_encoder_cache", SPEECH),

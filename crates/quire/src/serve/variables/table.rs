@@ -26,7 +26,7 @@ pub(super) enum Fate {
 
 use Fate::{Flag, Holds, Moot, Read, Refused};
 
-const BLOCKS: &str = "KV blocks and weights stay in device memory, and KV events are not published";
+const BLOCKS: &str = "KV blocks and weights stay in device memory, and KV events name blocks by whole numbers";
 const ENCODERS: &str = "images, sound and video are not served";
 const NODES: &str = "an engine runs on one node";
 const REPLICAS: &str = "start several engines behind a load balancer";

@@ -10,7 +10,7 @@ use service_kit::{
 };
 
 use crate::{
-    defaults::Defaults, error::ConfigError, openai::tools::Formats, profile::settings, responses::store::Bounds,
+    defaults::Defaults, error::ConfigError, openai::formats::Formats, profile::settings, responses::store::Bounds,
 };
 
 /// Flags of the gateway. Names and defaults are vLLM's where vLLM has the flag.

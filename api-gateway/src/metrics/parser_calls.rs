@@ -6,8 +6,6 @@ use prometheus_client::{
 };
 use service_kit::metrics::Description;
 
-use crate::openai::plan::{Dialect, Plan};
-
 service_kit::labels! {
     struct Invocation {
         mode: &'static str,
@@ -54,10 +52,11 @@ impl ParserCounts {
         Self(counts)
     }
 
-    /// For the choices of an answer. Messages count as chats, which they are to vLLM.
-    pub fn of(&self, plan: &Plan) -> Invoked {
-        let request_type = if matches!(plan.dialect, Dialect::Responses(_)) { RESPONSES } else { CHAT };
-        Invoked { counts: self.clone(), mode: STREAMING[usize::from(plan.streaming.on)], request_type }
+    /// For the choices of an answer: of the responses API, or else a chat; streamed or not. Messages count as chats,
+    /// which they are to vLLM.
+    pub fn of(&self, is_response: bool, streams: bool) -> Invoked {
+        let request_type = if is_response { RESPONSES } else { CHAT };
+        Invoked { counts: self.clone(), mode: STREAMING[usize::from(streams)], request_type }
     }
 }
 

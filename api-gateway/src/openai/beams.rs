@@ -9,6 +9,9 @@ use serde_json::Value;
 use super::fields::{Fields, wrong};
 use crate::error::ApiError;
 
+/// Most choices of one request.
+pub const MAX_N: i64 = 16_384;
+
 /// Rules of drawing, and what they are where they do nothing.
 const DRAWING: [(&str, &[f64]); 6] = [
     ("min_p", &[0.0]),
@@ -22,7 +25,7 @@ const DRAWING: [(&str, &[f64]); 6] = [
 /// Reads the search that a request with `n` choices asks for, if it does.
 pub fn read(fields: &mut Fields<'_>, n: u32) -> Result<Option<BeamSearch>, ApiError> {
     let on = fields.flag("use_beam_search", false)?;
-    let best_of = fields.whole_in("best_of", 1..=super::params::MAX_N)?.map(|width| width as u32);
+    let best_of = fields.whole_in("best_of", 1..=MAX_N)?.map(|width| width as u32);
     let length_penalty = fields.number("length_penalty")?;
     let early_stopping = early_stopping(fields)?;
     if !on {

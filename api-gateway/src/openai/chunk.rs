@@ -278,8 +278,7 @@ mod tests {
         engine::mailbox::{Mailbox, WakeAt},
         openai::{
             answer,
-            params::Streaming,
-            plan::{Dialect, Listing},
+            plan::{Dialect, Listing, Streaming},
         },
     };
 

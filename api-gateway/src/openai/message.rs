@@ -58,7 +58,7 @@ impl ChoiceParser {
             include_reasoning: parsing.include_reasoning,
             parallel: parsing.parallel,
             mistral: parsing.tools.is_some_and(|format| format.name == "mistral"),
-            invoked: parsing.tools.map(|_| parsing.counts.of(plan)),
+            invoked: parsing.tools.map(|_| parsing.counts.of(plan.is_response(), plan.streaming.on)),
         })
     }
 

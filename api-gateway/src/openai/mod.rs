@@ -9,6 +9,7 @@ pub mod chat;
 pub mod chunk;
 pub mod completion;
 pub mod fields;
+pub mod formats;
 pub mod logprobs;
 pub mod message;
 pub mod object;

@@ -8,14 +8,11 @@ use serde_json::Value;
 use super::{
     beams,
     fields::{Fields, wrong},
-    plan::Listing,
+    formats::Formats,
+    plan::{Listing, Streaming},
     repetition, sampling, structured,
-    tools::Formats,
 };
 use crate::{defaults::Defaults, error::ApiError};
-
-/// Most choices of one request.
-pub const MAX_N: i64 = 16_384;
 
 /// Most tokens of `logprob_token_ids`, as in vLLM.
 const MAX_LOGPROB_TOKENS: usize = 128;
@@ -53,17 +50,6 @@ pub struct Limits {
     pub tokens_as_ids: bool,
 }
 
-/// How the answer is delivered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streaming {
-    /// As server-sent events.
-    pub on: bool,
-    /// With a last chunk that holds the usage.
-    pub include_usage: bool,
-    /// With usage in each chunk.
-    pub continuous_usage: bool,
-}
-
 /// The fields that both routes share, checked.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -99,7 +85,7 @@ impl Params {
     /// Reads and checks the shared fields.
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         let model = check_model(fields, limits)?;
-        let n = fields.whole_in("n", 1..=MAX_N)?.unwrap_or(1) as u32;
+        let n = fields.whole_in("n", 1..=beams::MAX_N)?.unwrap_or(1) as u32;
         let beam_search = beams::read(fields, n)?;
         let streaming = streaming(fields, limits)?;
         let return_token_ids = fields.flag("return_token_ids", false)?;

@@ -2,8 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{params::Streaming, tools::Parsing};
+use super::formats::Parsing;
 use crate::responses::turn::Turn;
+
+/// How the answer is delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streaming {
+    /// As server-sent events.
+    pub on: bool,
+    /// With a last chunk that holds the usage.
+    pub include_usage: bool,
+    /// With usage in each chunk.
+    pub continuous_usage: bool,
+}
 
 /// Which tokens are listed with their log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +61,13 @@ pub struct Plan {
     pub parsing: Option<Parsing>,
     /// In whose shapes answers are written.
     pub dialect: Dialect,
+}
+
+impl Plan {
+    /// Whether the answer is a response of items.
+    pub fn is_response(&self) -> bool {
+        matches!(self.dialect, Dialect::Responses(_))
+    }
 }
 
 /// In whose shapes answers are written.

@@ -63,13 +63,6 @@ pub struct Plan {
     pub dialect: Dialect,
 }
 
-impl Plan {
-    /// Whether the answer is a response of items.
-    pub fn is_response(&self) -> bool {
-        matches!(self.dialect, Dialect::Responses(_))
-    }
-}
-
 /// In whose shapes answers are written.
 #[derive(Clone, Debug, Default)]
 pub enum Dialect {
@@ -113,6 +106,11 @@ pub enum Echo {
 }
 
 impl Plan {
+    /// Whether the answer is a response of items.
+    pub fn is_response(&self) -> bool {
+        matches!(self.dialect, Dialect::Responses(_))
+    }
+
     /// Choices of all prompts.
     pub fn choices(&self) -> u32 {
         self.prompts * self.n

@@ -81,6 +81,13 @@ pub(super) fn internlm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { bias: Biases { qkv: bias, output: bias }, theta, ..Default::default() })
 }
 
+/// InternLM 3: `qkv_bias` is of q, k and v, `bias` of all other matrices.
+pub(super) fn internlm3(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let [qkv, others] = ["qkv_bias", "bias"].map(|key| folder.config.flag_or(key, false));
+    let others = others?;
+    build(folder, Switches { bias: Biases { qkv: qkv?, output: others }, mlp_bias: others, ..Default::default() })
+}
+
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
 pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let number = |key| folder.config.number_or(key, 1.0).map(|x| x as f32);

@@ -85,7 +85,9 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("GraniteForCausalLM", llama::granite),
     ("GraniteMoeForCausalLM", granite_moe::granite_moe),
     ("InternLM2ForCausalLM", internlm2::internlm2),
+    ("InternLM3ForCausalLM", llama::internlm3),
     ("InternLMForCausalLM", llama::internlm),
+    ("LLaMAForCausalLM", llama::llama),
     ("LlamaForCausalLM", llama::llama),
     ("MPTForCausalLM", mpt::mpt),
     ("Mamba2ForCausalLM", mamba::mamba2),
@@ -113,6 +115,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("StableLMEpochForCausalLM", stablelm::stablelm),
     ("StableLmForCausalLM", stablelm::stablelm),
     ("Starcoder2ForCausalLM", starcoder2::starcoder2),
+    ("XverseForCausalLM", llama::llama),
 ];
 
 type Architecture = fn(&Folder) -> Result<Blueprint, ConfigError>;

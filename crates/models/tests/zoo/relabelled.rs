@@ -18,9 +18,12 @@ pub const RELABELLED: &[(&str, &str)] = &[
     ("ChatGLMForConditionalGeneration", "chatglm3"),
     ("ExaoneForCausalLM", "llama"),
     ("GlmForCausalLM", "chatglm3"),
+    ("InternLM3ForCausalLM", "llama"),
+    ("LLaMAForCausalLM", "llama"),
     ("MptForCausalLM", "mpt"),
     ("RWForCausalLM", "falcon-7b"),
     ("StableLMEpochForCausalLM", "stablelm"),
+    ("XverseForCausalLM", "llama"),
 ];
 
 /// The names under which a tensor's rows are stored; `len` is how many there are.
@@ -116,9 +119,17 @@ fn mpt_under_the_librarys_name() {
 }
 
 #[test]
-fn aquila_is_llama() {
-    check("AquilaForCausalLM", json!({}), same);
-    check("AquilaModel", json!({}), same);
+fn classes_that_are_llama_under_another_name() {
+    for class in ["AquilaForCausalLM", "AquilaModel", "LLaMAForCausalLM", "XverseForCausalLM"] {
+        check(class, json!({}), same);
+    }
+}
+
+#[test]
+fn internlm3_is_llama_and_says_twice_whether_there_are_biases() {
+    check("InternLM3ForCausalLM", json!({"bias": false, "qkv_bias": false}), same);
+    let qkv = json!({"bias": false, "qkv_bias": true, "use_sliding_window": null, "sliding_window": null});
+    check_folder("qwen2", "InternLM3ForCausalLM", qkv, same);
 }
 
 #[test]

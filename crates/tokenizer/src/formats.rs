@@ -37,6 +37,10 @@ pub(crate) struct Built {
 pub(crate) struct Beside {
     /// `tokenizer_class`, without `Fast`; empty where nothing says.
     pub(crate) class: String,
+    /// Whether spaces are put before texts as SentencePiece does; absent where nothing says.
+    pub(crate) legacy: Option<bool>,
+    /// Whether a space goes before texts; absent where nothing says.
+    pub(crate) add_prefix_space: Option<bool>,
     /// Tokens with the ids that they must have, which may rename a token of the vocabulary.
     pub(crate) fixed: BTreeMap<u32, AddedToken>,
 }

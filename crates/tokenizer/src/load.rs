@@ -28,7 +28,12 @@ pub(crate) fn load(model: &Path) -> Result<(Reference, SpecialTokens), Tokenizer
             (reference, path, ends)
         }
         false => {
-            let beside = Beside { class: class(&config), fixed: fixed(&config, model, &special)? };
+            let beside = Beside {
+                class: class(&config),
+                legacy: flag(&config, "legacy"),
+                add_prefix_space: flag(&config, "add_prefix_space"),
+                fixed: fixed(&config, model, &special)?,
+            };
             let (built, path) = formats::build(model, &beside)?;
             special.complete(built.roles);
             let (bos, eos) = (flag(&config, "add_bos_token"), flag(&config, "add_eos_token"));

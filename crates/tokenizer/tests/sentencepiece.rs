@@ -85,6 +85,26 @@ fn slow_tokenizers_begin_texts() {
     }
 }
 
+/// Where the space before a text goes is said by the class and its configuration.
+#[test]
+fn spaces_before_texts_are_those_of_the_class() {
+    let (model, recorded) = (Recorded::read("bpe-prefix"), Recorded::read("prefixes").json);
+    let mut wrong = Vec::new();
+    for case in recorded["cases"].as_array().expect("cases") {
+        let config = &case["config"];
+        let tokenizer = model.load_as("model", "tokenizer.model", &config.to_string());
+        for (at, text) in recorded["texts"].as_array().expect("texts").iter().enumerate() {
+            let found = tokenizer.encode(text.as_str().expect("a text"), false).expect("ids");
+            let said = streamed(&tokenizer, &found);
+            if Value::from(found.clone()) != case["ids"][at] || case["decoded"][at] != said {
+                let (ids, decoded) = (&case["ids"][at], &case["decoded"][at]);
+                wrong.push(format!("{text} under {config}: {found:?} {said:?}, not {ids} {decoded}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Tests of one model in both formats.
 macro_rules! models {
     ($($test:ident: $name:expr;)*) => {$(

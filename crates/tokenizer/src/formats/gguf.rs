@@ -6,7 +6,7 @@ use tokenizers::AddedToken;
 use super::{
     Beside, Built,
     byte_level::ByteLevel,
-    pieces::{Algorithm, Piece, PieceKind, Pieces},
+    pieces::{Algorithm, Piece, PieceKind, Pieces, Prefix},
     splits,
 };
 
@@ -33,7 +33,10 @@ pub(super) fn build(gguf: &Gguf, beside: &Beside) -> tokenizers::Result<Built> {
                 pieces,
                 algorithm: if unigram { Algorithm::Unigram } else { Algorithm::Bpe },
                 charsmap: charsmap.into_iter().map(|byte| byte as u8).collect(),
-                add_dummy_prefix: flag("add_space_prefix")?.unwrap_or(true),
+                prefix: match flag("add_space_prefix")? {
+                    Some(false) => Prefix::Never,
+                    _ => Prefix::Each,
+                },
                 remove_extra_whitespaces: flag("remove_extra_whitespaces")?.unwrap_or(unigram),
             };
             (pieces.build(beside)?, !unigram)

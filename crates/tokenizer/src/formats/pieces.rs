@@ -9,6 +9,7 @@ use tokenizers::{
         unigram::Unigram,
     },
     normalizers::{Precompiled, Prepend, Replace, Sequence as Normalizers, replace::ReplacePattern},
+    pre_tokenizers::metaspace::{Metaspace, PrependScheme},
 };
 
 use super::{Beside, charsmap, check_fixed, mark_added, merges};
@@ -39,6 +40,17 @@ pub(super) struct Piece {
     pub(super) kind: PieceKind,
 }
 
+/// Where a space goes that a text does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prefix {
+    /// Nowhere.
+    Never,
+    /// Before the text, and before what follows a special token, whatever these begin with: SentencePiece's own way.
+    Each,
+    /// Before the text alone, unless it begins with a space or a special token.
+    First,
+}
+
 /// A SentencePiece model.
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
@@ -46,7 +58,7 @@ pub(super) struct Pieces {
     pub(super) algorithm: Algorithm,
     /// Compiled rules that replace characters; may be empty.
     pub(super) charsmap: Vec<u8>,
-    pub(super) add_dummy_prefix: bool,
+    pub(super) prefix: Prefix,
     pub(super) remove_extra_whitespaces: bool,
 }
 
@@ -81,6 +93,9 @@ impl Pieces {
         let added = self.added(beside);
         let mut reference = Reference::new(self.model(self.merges())?);
         reference.with_normalizer(Some(self.normalizer()?))?;
+        if self.prefix == Prefix::First {
+            reference.with_pre_tokenizer(Some(Metaspace::new(SPACE, PrependScheme::First, false)));
+        }
         reference.with_decoder(Some(self.decoder()?));
         mark_added(&mut reference, added)?;
         Ok(reference)
@@ -163,8 +178,8 @@ impl Pieces {
             steps.push(Replace::new(ReplacePattern::Regex(format!(r"\A +|[ {SPACE}]+\z")), "")?.into());
             steps.push(Replace::new(ReplacePattern::Regex(" {2,}".to_owned()), " ")?.into());
         }
-        if self.add_dummy_prefix {
-            steps.push(self.prefix()?);
+        if self.prefix == Prefix::Each {
+            steps.push(self.each_prefix()?);
         }
         steps.push(Replace::new(" ", SPACE.to_string())?.into());
         Ok(Normalizers::new(steps).into())
@@ -172,7 +187,7 @@ impl Pieces {
 
     /// Puts a space before texts. The texts of user-defined pieces are normalised too before they are looked for, and
     /// must not get it.
-    fn prefix(&self) -> tokenizers::Result<NormalizerWrapper> {
+    fn each_prefix(&self) -> tokenizers::Result<NormalizerWrapper> {
         let own = self.pieces.iter().filter(|piece| piece.kind == PieceKind::UserDefined);
         let own: Vec<String> = own.map(|piece| escaped(&piece.text)).collect();
         if own.is_empty() {
@@ -185,7 +200,7 @@ impl Pieces {
     fn decoder(&self) -> tokenizers::Result<DecoderWrapper> {
         let mut steps: Vec<DecoderWrapper> =
             vec![Replace::new(SPACE.to_string(), " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
-        if self.add_dummy_prefix {
+        if self.prefix != Prefix::Never {
             steps.push(Strip::new(' ', 1, 0).into());
         }
         Ok(Decoders::new(steps).into())

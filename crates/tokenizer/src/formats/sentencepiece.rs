@@ -5,7 +5,7 @@ use prost::Message;
 
 use super::{
     Beside, Built,
-    pieces::{Algorithm, Piece, PieceKind, Pieces},
+    pieces::{Algorithm, Piece, PieceKind, Pieces, Prefix},
 };
 
 #[derive(Clone, PartialEq, Message)]
@@ -92,7 +92,7 @@ pub(super) fn build(bytes: &[u8], beside: &Beside) -> tokenizers::Result<Built> 
         pieces: model.pieces.iter().map(piece).collect(),
         algorithm,
         charsmap: normalizer.charsmap().to_vec(),
-        add_dummy_prefix: normalizer.add_dummy_prefix(),
+        prefix: if normalizer.add_dummy_prefix() { prefix(beside) } else { Prefix::Never },
         remove_extra_whitespaces: normalizer.remove_extra_whitespaces(),
     };
     Ok(Built {
@@ -101,4 +101,19 @@ pub(super) fn build(bytes: &[u8], beside: &Beside) -> tokenizers::Result<Built> 
         add_eos: WITH_EOS.contains(&beside.class.as_str()),
         roles: roles.into_iter().filter_map(|(role, text)| Some((role.to_owned(), text?))).collect(),
     })
+}
+
+/// What the tokenizer's class makes of a model that puts a space before texts. Llama's class is `legacy` only if its
+/// file says so, the others unless it says otherwise, and Code Llama's never is.
+fn prefix(beside: &Beside) -> Prefix {
+    let (is_llama, is_legacy) = match beside.class.as_str() {
+        "CodeLlamaTokenizer" => (true, false),
+        "LlamaTokenizer" => (true, beside.legacy == Some(true)),
+        _ => (false, beside.legacy != Some(false)),
+    };
+    match is_legacy {
+        _ if is_llama && beside.add_prefix_space == Some(false) => Prefix::Never,
+        true => Prefix::Each,
+        false => Prefix::First,
+    }
 }

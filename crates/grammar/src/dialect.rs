@@ -1,17 +1,9 @@
 //! Where JSON Schema means something else than the engine reads, a schema is written in the engine's terms: classes of
-//! ECMA 262's regular expressions, leap seconds, whole numbers of any length.
+//! ECMA 262's regular expressions, formats (`formats.rs`), whole numbers of any length.
 
 use serde_json::{Map, Value, json};
 
-/// A day that its year has.
-macro_rules! date {
-    () => {
-        concat!(
-            "([0-9]{4}-(0[13-9]|1[0-2])-|[0-9]{4}-02-([01]|2[0-8])|",
-            "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
-        )
-    };
-}
+use crate::formats;
 
 /// Whole numbers lie between this and its negative: they fit 64 bits, as most clients keep them.
 const MOST: f64 = 9.2e18;
@@ -28,16 +20,8 @@ const CLASSES: [(char, &str); 6] = [
     ('S', r"[^\t\n\x0B\x0C\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}]"),
 ];
 
-/// Formats that the engine reads too widely (a 60th second in every minute, 29 February in every year), and what
-/// excludes these.
-const TOO_WIDE: [(&str, &str); 3] = [
-    ("date", concat!("^", date!())),
-    ("date-time", concat!("^", date!(), "[Tt ][0-9]{2}:[0-9]{2}:[0-5]")),
-    ("time", "^[0-9]{2}:[0-9]{2}:[0-5]"),
-];
-
 /// Members whose values are schemas by name or by pattern.
-const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+pub(crate) const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 /// Members that hold values, not schemas.
 pub(crate) const VALUES: [&str; 4] = ["const", "default", "enum", "examples"];
 
@@ -49,7 +33,7 @@ const ANNOTATIONS: [&str; 5] = ["discriminator", "example", "externalDocs", "nul
 pub(crate) fn rewrite(schema: &mut Map<String, Value>) {
     schema.retain(|key, _| !ANNOTATIONS.contains(&key.as_str()));
     bound(schema);
-    narrow(schema);
+    formats::narrow(schema);
     if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
         *pattern = classes(pattern);
     }
@@ -99,21 +83,6 @@ fn bound(schema: &mut Map<String, Value>) {
     }
 }
 
-/// A leap second is the last one of a day in UTC, which no regular expression knows: there is none.
-fn narrow(schema: &mut Map<String, Value>) {
-    let Some(format) = schema.get("format").and_then(Value::as_str) else { return };
-    let Some((_, pattern)) = TOO_WIDE.iter().find(|(name, _)| *name == format) else { return };
-    match schema.contains_key("pattern") {
-        false => drop(schema.insert("pattern".to_owned(), json!(pattern))),
-        // Where this is no list, the engine says so.
-        true => {
-            if let Value::Array(all) = schema.entry("allOf").or_insert_with(|| json!([])) {
-                all.push(json!({ "pattern": pattern }));
-            }
-        }
-    }
-}
-
 /// A pattern with ECMA's classes written out.
 fn classes(pattern: &str) -> String {
     let (mut written, mut letters) = (String::with_capacity(pattern.len()), pattern.chars());
@@ -150,12 +119,12 @@ mod tests {
     #[test]
     fn schemas_are_rewritten_and_values_are_not() {
         let mut schema = json!({"const": {"type": "integer"}, "properties": {"type": {"type": ["integer", "null"],
-            "minimum": 1}, "pattern": {"pattern": "\\d"}}, "patternProperties": {"^\\d": {"format": "time"}},
+            "minimum": 1}, "pattern": {"pattern": "\\d"}}, "patternProperties": {"^\\d": {"pattern": "\\W"}},
             "anyOf": [{"type": ["integer", "number"]}, {"type": "integer", "maximum": 1e19}]});
         rewrite(schema.as_object_mut().expect("an object"));
         let expected = json!({"const": {"type": "integer"}, "properties": {"type": {"type": ["integer", "null"],
             "minimum": 1, "maximum": MOST}, "pattern": {"pattern": "[0-9]"}},
-            "patternProperties": {"^[0-9]": {"format": "time", "pattern": TOO_WIDE[2].1}},
+            "patternProperties": {"^[0-9]": {"pattern": "[^A-Za-z0-9_]"}},
             "anyOf": [{"type": ["integer", "number"]}, {"type": "integer", "maximum": 1e19}]});
         assert_eq!(schema, expected);
     }

@@ -17,6 +17,7 @@
 mod compiler;
 mod dialect;
 mod error;
+mod formats;
 mod gbnf;
 mod matcher;
 mod one_of;

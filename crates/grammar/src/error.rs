@@ -34,6 +34,15 @@ pub enum GrammarError {
          required member with different constants; use `anyOf`"
     )]
     OneOf,
+    /// Members that are counted, but may be written twice.
+    #[error(
+        "the constraint cannot be compiled: `minProperties` may be at most {most} here, as a name that `required` does \
+         not list could be written twice; list names in `required`, or lower `minProperties`"
+    )]
+    Counted {
+        /// What it may be.
+        most: usize,
+    },
     /// A GBNF grammar that cannot be read.
     #[error("line {line} of the grammar: {reason}")]
     Syntax {

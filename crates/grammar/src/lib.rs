@@ -20,6 +20,7 @@ mod error;
 mod formats;
 mod gbnf;
 mod matcher;
+mod names;
 mod one_of;
 mod reasoning;
 mod source;

@@ -7,7 +7,7 @@ use llguidance::{
 use proto::{Constraint, Reasoning, constraint::Kind};
 use serde_json::{Map, Value, json};
 
-use crate::{dialect, error::GrammarError, gbnf, one_of, reasoning, structural, vocabulary::Vocabulary};
+use crate::{dialect, error::GrammarError, gbnf, names, one_of, reasoning, structural, vocabulary::Vocabulary};
 
 /// Bytes of a constraint that are looked at.
 const MAX_BYTES: usize = 512 << 10;
@@ -64,6 +64,15 @@ pub(crate) fn grammar(text: &str) -> Result<GrammarWithLexer, GrammarError> {
 /// write blanks until `max_tokens`.
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,64}";
 
+/// Escapes that do not spell letters and digits, as `\u` does.
+const SHORT_ESCAPES: &str = "nrbtf\\\"";
+
+/// Whether a schema names characters that JSON can write with `\u` alone.
+fn has_controls(schema: &Value) -> bool {
+    let text = schema.to_string();
+    text.contains("\\u00") || text.contains('\u{7F}')
+}
+
 /// A JSON schema with the request's switches.
 pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWithLexer, GrammarError> {
     let mut schema = match schema {
@@ -81,14 +90,17 @@ pub(crate) fn schema(schema: Value, constraint: &Constraint) -> Result<GrammarWi
     if constraint.disable_additional_properties {
         close_objects(&mut schema);
     }
+    names::check_counted(&schema)?;
     one_of::loosen(&mut schema);
     dialect::rewrite(&mut schema);
+    let has_doubles = names::have_doubles(&schema);
     let mut schema = Value::Object(schema);
     let compact = constraint.disable_any_whitespace;
     let pattern = constraint.whitespace_pattern.as_deref().unwrap_or(WHITE_SPACE);
     let options = JsonCompileOptions {
         whitespace_flexible: !compact,
         whitespace_pattern: (!compact).then(|| pattern.to_owned()),
+        json_allowed_escapes: (has_doubles && !has_controls(&schema)).then(|| SHORT_ESCAPES.to_owned()),
         ..JsonCompileOptions::default()
     };
     options.apply_to(&mut schema);

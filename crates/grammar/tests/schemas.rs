@@ -153,6 +153,46 @@ fn switches_say_how_json_is_written() {
     assert!(texts.iter().all(|text| !text.contains('\n')) && texts.iter().any(|text| text.contains(' ')), "{texts:?}");
 }
 
+/// A name that is written twice counts once.
+#[test]
+fn members_are_counted_by_name() {
+    let compiler = compiler();
+    let any = json!({"type": "integer"});
+    for schema in [
+        json!({"type": "object", "minProperties": 1, "maxProperties": 2, "additionalProperties": any}),
+        json!({"type": "object", "minProperties": 2, "properties": {"a": any}, "required": ["a"],
+            "patternProperties": {"^[ab]$": any}, "additionalProperties": false}),
+        json!({"type": "object", "minProperties": 3, "properties": {"a": any, "b": any}, "required": ["a", "b"],
+            "additionalProperties": any}),
+        json!({"properties": {"minProperties": {"type": "string", "minProperties": 2}}, "type": "object"}),
+    ] {
+        let validator = jsonschema::validator_for(&schema).expect("a schema");
+        for text in texts(&compiler, &of_schema(&schema), 60).unwrap() {
+            assert!(read(&text).is_none_or(|value| validator.is_valid(&value)), "{text} under {schema}");
+        }
+    }
+}
+
+/// Escapes do not make another name of one that has a rule.
+#[test]
+fn names_are_what_they_say() {
+    let compiler = compiler();
+    let open = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        "patternProperties": {"^b": {"type": "integer"}}, "additionalProperties": {"type": "string"}});
+    let free = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+    let control = json!({"properties": {"a": {"const": "\u{1}"}}, "required": ["a"]});
+    for (schema, text, fits) in [
+        (&open, r#"{"a":1,"b":2,"c":"\n\"\\"}"#, true),
+        (&open, r#"{"a":1,"\u0061":"x"}"#, false),
+        (&open, r#"{"a":1,"\u0062":"x"}"#, false),
+        (&free, r#"{"\u0001":1}"#, true),
+        (&control, r#"{"a":"\u0001"}"#, true),
+    ] {
+        let matcher = compiler.matcher(&of_schema(schema), None).unwrap();
+        assert_eq!(walk::takes(matcher, text), fits, "{text} under {schema}");
+    }
+}
+
 #[test]
 fn members_that_hold_values_are_left_alone() {
     let constant = json!({"const": {"properties": {"x": 1}}});
@@ -172,6 +212,8 @@ fn bad_schemas_are_refused_in_words() {
         (r#"{"type": "string", "pattern": "(a"}"#, "compiled"),
         (r#"{"type": "integer", "minimum": 5, "maximum": 3}"#, "compiled"),
         (r#"{"oneOf": [{"type": "integer"}, {"minimum": 3}]}"#, "use `anyOf`"),
+        (r#"{"type": "object", "minProperties": 2, "patternProperties": {"^.$": {}}}"#, "at most 1 here"),
+        (r#"{"items": {"minProperties": 3.0, "required": ["a", "a"]}}"#, "at most 2 here"),
         (r#"{"type": "object", "x-guidance": {"lenient": true}}"#, "x-guidance"),
     ] {
         let refused =

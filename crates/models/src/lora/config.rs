@@ -114,7 +114,8 @@ fn names(json: &Value, field: &str) -> Result<Vec<String>, String> {
 
 fn pattern(json: &Value, field: &str, others: &str) -> Result<Pattern, String> {
     let number = |value: &Value, name: &str| {
-        let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        // What is no number of the device makes every logit none, or leaves the adapter out.
+        let number = value.as_f64().filter(|number| (*number as f32).is_normal() && *number > 0.0);
         number.ok_or_else(|| format!("{name} must be a positive number, not {value}"))
     };
     let usual = number(&json[field], field)?;
@@ -164,6 +165,8 @@ mod tests {
         refused(json!({"lora_alpha": 16}), "r must be");
         refused(json!({"r": 0, "lora_alpha": 16}), "r must be");
         refused(json!({"r": 8, "lora_alpha": "x"}), "lora_alpha");
+        refused(json!({"r": 8, "lora_alpha": 1e300}), "lora_alpha must be");
+        refused(json!({"r": 8, "lora_alpha": 1e-300}), "lora_alpha must be");
         refused(json!({"r": 8, "lora_alpha": 1, "rank_pattern": {"(": 4}}), "rank_pattern");
         refused(json!({"r": 8, "lora_alpha": 1, "peft_type": "IA3"}), "IA3");
         refused(json!({"r": 8, "lora_alpha": 1, "modules_to_save": "lm_head"}), "modules_to_save");

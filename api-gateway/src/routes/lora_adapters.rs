@@ -34,6 +34,9 @@ const ERRORS: Errors = Errors::of(&[
     Fault::Unavailable,
 ]);
 
+/// Bytes of a name, which every list of models repeats.
+const MAX_NAME: usize = 256;
+
 /// Loads one.
 pub const LOAD: Route = Route {
     path: "/v1/load_lora_adapter",
@@ -90,6 +93,10 @@ pub fn to_load(body: &[u8]) -> Result<ServeAdapterRequest, ApiError> {
     if name.is_empty() || path.is_empty() {
         return Err(ApiError::new(Fault::UserInput, "Both 'lora_name' and 'lora_path' must be provided."));
     }
+    if name.len() > MAX_NAME || name.contains(char::is_control) {
+        let reason = format!("`lora_name` may have at most {MAX_NAME} bytes, and no control characters.");
+        return Err(ApiError::field("lora_name", reason));
+    }
     Ok(ServeAdapterRequest { adapter: Some(ServedAdapter { name, path, base_model_name }), in_place })
 }
 
@@ -123,6 +130,12 @@ mod tests {
             let error = load(wrong).unwrap_err();
             assert!(error.message.contains("Both 'lora_name' and 'lora_path' must be provided."));
             assert_eq!(error.fault.name(), "InvalidUserInput");
+        }
+        for (name, is_fine) in
+            [("é/x 1".to_owned(), true), ("n".repeat(256), true), ("n".repeat(257), false), ("a\nb".to_owned(), false)]
+        {
+            let read = load(json!({"lora_name": name, "lora_path": "/a"}));
+            assert_eq!(read.err().and_then(|error| error.param), (!is_fine).then(|| "lora_name".to_owned()), "{name}");
         }
         let experts = |is_3d| load(json!({"lora_name": "a", "lora_path": "/a", "is_3d_lora_weight": is_3d}));
         assert_eq!(experts(json!("x")).unwrap_err().param.as_deref(), Some("is_3d_lora_weight"));

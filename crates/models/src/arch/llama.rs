@@ -88,6 +88,14 @@ pub(super) fn internlm3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { bias: Biases { qkv: qkv?, output: others }, mlp_bias: others, ..Default::default() })
 }
 
+/// Seed-OSS: biases on q, k and v, unless `attention_bias` says otherwise, and as `attention_out_bias` says on o.
+pub(super) fn seed_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let qkv = config.flag_or("attention_bias", true)?;
+    let output = config.flag_or("attention_out_bias", false)?;
+    build(folder, Switches { bias: Biases { qkv, output }, ..Switches::read(config)? })
+}
+
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
 pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let number = |key| folder.config.number_or(key, 1.0).map(|x| x as f32);

@@ -20,8 +20,10 @@ pub const RELABELLED: &[(&str, &str)] = &[
     ("GlmForCausalLM", "chatglm3"),
     ("InternLM3ForCausalLM", "llama"),
     ("LLaMAForCausalLM", "llama"),
+    ("MiMoForCausalLM", "qwen2"),
     ("MptForCausalLM", "mpt"),
     ("RWForCausalLM", "falcon-7b"),
+    ("SeedOssForCausalLM", "qwen2"),
     ("StableLMEpochForCausalLM", "stablelm"),
     ("XverseForCausalLM", "llama"),
 ];
@@ -130,6 +132,20 @@ fn internlm3_is_llama_and_says_twice_whether_there_are_biases() {
     check("InternLM3ForCausalLM", json!({"bias": false, "qkv_bias": false}), same);
     let qkv = json!({"bias": false, "qkv_bias": true, "use_sliding_window": null, "sliding_window": null});
     check_folder("qwen2", "InternLM3ForCausalLM", qkv, same);
+}
+
+/// What predicts further tokens is left aside.
+#[test]
+fn mimo_is_qwen_2() {
+    check("MiMoForCausalLM", json!({"attention_bias": true, "num_nextn_predict_layers": 1}), same);
+}
+
+/// Biases are on queries, keys and values unless the file says otherwise; `llama` has none.
+#[test]
+fn seed_oss_is_llama_with_qwen_2s_biases() {
+    let silent = json!({"use_sliding_window": null, "sliding_window": null});
+    check("SeedOssForCausalLM", silent, same);
+    check_folder("llama", "SeedOssForCausalLM", json!({"attention_bias": false, "attention_out_bias": false}), same);
 }
 
 #[test]

@@ -13,17 +13,31 @@ use super::{Blueprint, Folder};
 struct Switches {
     bias: Biases,
     mlp_bias: bool,
+    mlp: MlpKind,
+    /// The MLP's non-linearity, unless the file says.
+    activation: &'static str,
     qk_norm: bool,
     windows: Windows,
     /// Base of the rotary embedding, unless the file says.
     theta: f64,
+    /// Of the norms, unless the file says.
+    eps: f64,
     tied: Tied,
 }
 
 impl Default for Switches {
     fn default() -> Self {
-        let (bias, windows) = (Biases::default(), Windows::None);
-        Self { bias, mlp_bias: false, qk_norm: false, windows, theta: 10000.0, tied: Tied::IfSaid }
+        Self {
+            bias: Biases::default(),
+            mlp_bias: false,
+            mlp: MlpKind::Gated,
+            activation: "silu",
+            qk_norm: false,
+            windows: Windows::None,
+            theta: 10000.0,
+            eps: 1e-6,
+            tied: Tied::IfSaid,
+        }
     }
 }
 
@@ -96,6 +110,12 @@ pub(super) fn seed_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { bias: Biases { qkv, output }, ..Switches::read(config)? })
 }
 
+/// Arcee (AFM): squared ReLU without a gate.
+pub(super) fn arcee(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let switches = Switches::read(&folder.config)?;
+    build(folder, Switches { mlp: MlpKind::Plain, activation: "relu2", eps: 1e-5, ..switches })
+}
+
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
 pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let number = |key| folder.config.number_or(key, 1.0).map(|x| x as f32);
@@ -152,13 +172,13 @@ pub(super) fn smollm3(folder: &Folder) -> Result<Blueprint, ConfigError> {
 fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
-    let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
+    let norm = NormSpec::rms(config.number_or("rms_norm_eps", switches.eps)? as f32);
     let rope = RopeDefaults { theta: switches.theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
     let attention = AttentionSpec {
         qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
         ..sizes.attention(Position::Rope(read_rope(config, rope)?), switches.bias)
     };
-    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, switches.mlp_bias);
+    let mlp = sizes.mlp(switches.mlp, activation(config, "hidden_act", switches.activation)?, switches.mlp_bias);
     let layers = windows(config, &switches.windows, sizes.layers)?.into_iter().map(|window| {
         let attention = AttentionSpec { window, ..attention.clone() };
         layer(attention, mlp, LayerNorms::before(norm), Residual::Sequential)

@@ -58,6 +58,7 @@ use crate::weights::Names;
 const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("AquilaForCausalLM", llama::llama),
     ("AquilaModel", llama::llama),
+    ("ArceeForCausalLM", llama::arcee),
     ("BaiChuanForCausalLM", baichuan::baichuan),
     ("BaichuanForCausalLM", baichuan::baichuan),
     ("BloomForCausalLM", bloom::bloom),

@@ -90,6 +90,7 @@ const SHORT: Case = Case { folder: "phi3-longrope", prompts: 0..3, max_len: Some
 const LONG: Case = Case { folder: "phi3-longrope", prompts: 3..4, max_len: None };
 
 zoo! {
+    arcee: "arcee", BF16, ranks: [2], refused: [];
     awq: "llama-awq-int4-g128", BOTH, ranks: [2, 4], refused: [];
     baichuan_13b: "baichuan-13b", BF16, ranks: [], refused: THREE_HEADS;
     bnb_nf4: "llama-bnb-nf4", BF16, ranks: [2, 4], refused: [];

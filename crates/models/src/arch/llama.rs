@@ -18,6 +18,8 @@ struct Switches {
     activation: &'static str,
     qk_norm: bool,
     windows: Windows,
+    /// Which elements of a head turn together.
+    style: RopeStyle,
     /// Base of the rotary embedding, unless the file says.
     theta: f64,
     /// Of the norms, unless the file says.
@@ -34,6 +36,7 @@ impl Default for Switches {
             activation: "silu",
             qk_norm: false,
             windows: Windows::None,
+            style: RopeStyle::Halves,
             theta: 10000.0,
             eps: 1e-6,
             tied: Tied::IfSaid,
@@ -116,6 +119,23 @@ pub(super) fn arcee(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { mlp: MlpKind::Plain, activation: "relu2", eps: 1e-5, ..switches })
 }
 
+/// ERNIE 4.5: heads turn in pairs of neighbours; `use_bias` stands for all matrices of the layers.
+pub(super) fn ernie(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let bias = folder.config.flag_or("use_bias", false)?;
+    build(
+        folder,
+        Switches {
+            bias: Biases { qkv: bias, output: bias },
+            mlp_bias: bias,
+            style: RopeStyle::Interleaved,
+            theta: 500_000.0,
+            eps: 1e-5,
+            tied: Tied::UnlessSaid,
+            ..Default::default()
+        },
+    )
+}
+
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
 pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let number = |key| folder.config.number_or(key, 1.0).map(|x| x as f32);
@@ -173,7 +193,7 @@ fn build(folder: &Folder, switches: Switches) -> Result<Blueprint, ConfigError> 
     let config = &folder.config;
     let sizes = Sizes::read(config)?;
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", switches.eps)? as f32);
-    let rope = RopeDefaults { theta: switches.theta, rotary_dim: sizes.head_dim, style: RopeStyle::Halves };
+    let rope = RopeDefaults { theta: switches.theta, rotary_dim: sizes.head_dim, style: switches.style };
     let attention = AttentionSpec {
         qk_norm: switches.qk_norm.then_some(QkNorm::PerHead(norm)),
         ..sizes.attention(Position::Rope(read_rope(config, rope)?), switches.bias)

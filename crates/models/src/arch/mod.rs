@@ -70,6 +70,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("DeepseekV2ForCausalLM", deepseek::deepseek_v2),
     ("DeepseekV3ForCausalLM", deepseek::deepseek_v3),
     ("EchoForCausalLM", echo::echo),
+    ("Ernie4_5ForCausalLM", llama::ernie),
     ("Exaone4ForCausalLM", exaone::exaone4),
     ("ExaoneForCausalLM", exaone::exaone),
     ("FalconForCausalLM", falcon::falcon),

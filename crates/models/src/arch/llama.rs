@@ -60,6 +60,8 @@ enum Windows {
     All,
     /// As `use_sliding_window`, `max_window_layers` and `layer_types` say.
     Later,
+    /// As `layer_types` says, else all but each fourth from the first on.
+    Most,
 }
 
 /// Llama, and models that are Llama under another name.
@@ -134,6 +136,13 @@ pub(super) fn ernie(folder: &Folder) -> Result<Blueprint, ConfigError> {
             ..Default::default()
         },
     )
+}
+
+/// Code World Model: three layers of four have a sliding window.
+pub(super) fn cwm(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let mlp_bias = folder.config.flag_or("mlp_bias", false)?;
+    let switches = Switches { windows: Windows::Most, theta: 1_000_000.0, eps: 1e-5, ..Default::default() };
+    build(folder, Switches { mlp_bias, ..switches })
 }
 
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
@@ -221,6 +230,11 @@ fn windows(config: &ConfigFile, rule: &Windows, layers: usize) -> Result<Vec<Opt
             let sliding = sliding_layers(config, layers, |layer| layer >= full)?;
             Ok(sliding.into_iter().map(|slides| window.filter(|_| slides)).collect())
         }
+        Windows::Most => {
+            let window = config.size_or("sliding_window", 8192)?;
+            let sliding = sliding_layers(config, layers, |layer| !layer.is_multiple_of(4))?;
+            Ok(sliding.into_iter().map(|slides| slides.then_some(window)).collect())
+        }
     }
 }
 
@@ -248,6 +262,9 @@ mod tests {
         let types = r#"{"use_sliding_window": true, "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}"#;
         check(types, Windows::Later, &[Some(8), None, Some(8)]);
+        let silent = r#"{"sliding_window": 16, "max_window_layers": 2}"#;
+        check(silent, Windows::Most, &[None, Some(16), Some(16)]);
+        check("{}", Windows::Most, &[None, Some(8192), Some(8192)]);
     }
 
     #[test]

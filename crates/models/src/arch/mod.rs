@@ -66,6 +66,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("ChatGLMModel", glm::chatglm),
     ("Cohere2ForCausalLM", cohere::cohere2),
     ("CohereForCausalLM", cohere::cohere),
+    ("CwmForCausalLM", llama::cwm),
     ("DbrxForCausalLM", dbrx::dbrx),
     ("DeepseekV2ForCausalLM", deepseek::deepseek_v2),
     ("DeepseekV3ForCausalLM", deepseek::deepseek_v3),

@@ -101,6 +101,7 @@ zoo! {
     cohere: "cohere", BOTH, ranks: [2], refused: [];
     cohere2: "cohere2", BF16, ranks: [2, 4], refused: [];
     cohere_plus: "cohere-plus", BOTH, ranks: [], refused: THREE_HEADS;
+    cwm: "cwm", BF16, ranks: [2], refused: [];
     dbrx: "dbrx", BF16, ranks: [2, 4], refused: [];
     deepseek_v2: "deepseek-v2", BF16, ranks: [], refused: THREE_HEADS;
     deepseek_v2_lite: "deepseek-v2-lite", BF16, ranks: [2, 4], refused: [];

@@ -14,18 +14,28 @@ use super::parts::{Sizes, Tied, activation};
 use super::{Blueprint, Folder};
 
 /// What a version does where its file is silent.
-struct Version {
-    scoring: &'static str,
-    method: &'static str,
-    renormalise: bool,
+pub(super) struct Version {
+    pub scoring: &'static str,
+    pub method: &'static str,
+    pub renormalise: bool,
+    /// Layers without experts at the beginning.
+    pub first_dense: usize,
 }
 
+impl Version {
+    /// As the third, whose routing others took over.
+    pub(super) const V3: Self = Self { scoring: "sigmoid", method: "noaux_tc", renormalise: true, first_dense: 0 };
+}
+
+/// Names where MoE layers are DeepSeek's.
+pub(super) const NAMING: Naming = Naming { experts: ExpertNaming::USUAL, ..LLAMA };
+
 pub(super) fn deepseek_v2(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    build(folder, Version { scoring: "softmax", method: "greedy", renormalise: false })
+    build(folder, Version { scoring: "softmax", method: "greedy", renormalise: false, first_dense: 0 })
 }
 
 pub(super) fn deepseek_v3(folder: &Folder) -> Result<Blueprint, ConfigError> {
-    build(folder, Version { scoring: "sigmoid", method: "noaux_tc", renormalise: true })
+    build(folder, Version::V3)
 }
 
 fn build(folder: &Folder, version: Version) -> Result<Blueprint, ConfigError> {
@@ -33,22 +43,32 @@ fn build(folder: &Folder, version: Version) -> Result<Blueprint, ConfigError> {
     let sizes = Sizes::read(config)?;
     let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-6)? as f32);
     let mixer = MixerSpec::Latent(latent(config, &sizes, norm)?);
-    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, false);
-    let moe = experts_key(config).map(|_| moe(config, &version, mlp.activation)).transpose()?;
-    let first = config.number_or("first_k_dense_replace", 0.0)? as usize;
-    let step = config.size_or("moe_layer_freq", 1)?;
-    let layers = (0..sizes.layers).map(|index| LayerSpec {
+    let layers = feed_forwards(config, &sizes, &version)?.into_iter().map(|feed_forward| LayerSpec {
         mixer: mixer.clone(),
-        feed_forward: match moe {
-            Some(moe) if index >= first && index.is_multiple_of(step) => moe.into(),
-            _ => FeedForwardSpec::Dense(mlp),
-        },
+        feed_forward,
         norms: LayerNorms::before(norm),
         residual: Residual::Sequential,
         residual_scale: 1.0,
     });
     let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
-    Ok(Blueprint { spec, names: Naming { experts: ExpertNaming::USUAL, ..LLAMA }.names() })
+    Ok(Blueprint { spec, names: NAMING.names() })
+}
+
+/// Each layer's feed-forward part: after some dense ones, MoE.
+pub(super) fn feed_forwards(
+    config: &ConfigFile,
+    sizes: &Sizes,
+    version: &Version,
+) -> Result<Vec<FeedForwardSpec>, ConfigError> {
+    let mlp = sizes.mlp(MlpKind::Gated, activation(config, "hidden_act", "silu")?, false);
+    let moe = experts_key(config).map(|_| moe(config, version, mlp.activation)).transpose()?;
+    let first = config.number_or("first_k_dense_replace", version.first_dense as f64)? as usize;
+    let step = config.size_or("moe_layer_freq", 1)?;
+    let of_layer = |index: usize| match moe {
+        Some(moe) if index >= first && index.is_multiple_of(step) => moe.into(),
+        _ => FeedForwardSpec::Dense(mlp),
+    };
+    Ok((0..sizes.layers).map(of_layer).collect())
 }
 
 fn latent(config: &ConfigFile, sizes: &Sizes, norm: NormSpec) -> Result<LatentSpec, ConfigError> {
@@ -90,7 +110,8 @@ fn moe(config: &ConfigFile, version: &Version, activation: Activation) -> Result
     let (experts, routing) = experts(config, "n_routed_experts")?;
     let score = match config.text_or("scoring_func", version.scoring)?.as_str() {
         "softmax" => RouterScore::Softmax,
-        "sigmoid" => RouterScore::Sigmoid,
+        // dots.llm1's files say the second.
+        "sigmoid" | "noaux_tc" => RouterScore::Sigmoid,
         _ => return Err(config.unsupported("scoring_func", "expected softmax or sigmoid")),
     };
     let (groups, correction) = match config.text_or("topk_method", version.method)?.as_str() {
@@ -145,6 +166,20 @@ mod tests {
         }
         let fits = groups(&config(r#"{"n_group": 4, "topk_group": 2}"#), 8, 3, 2).unwrap();
         assert_eq!(fits, ExpertGroups { count: 4, kept: 2, best: 2 });
+    }
+
+    #[test]
+    fn dots_names_its_scores_after_the_method() {
+        let moe = |more: &str| {
+            let text =
+                format!(r#"{{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8{more}}}"#);
+            moe(&config(&text), &Version::V3, Activation::Silu)
+        };
+        for more in ["", r#", "scoring_func": "noaux_tc""#, r#", "scoring_func": "sigmoid""#] {
+            let routing = moe(more).unwrap().routing;
+            assert_eq!((routing.score, routing.correction), (RouterScore::Sigmoid, true), "{more}");
+        }
+        assert!(moe(r#", "scoring_func": "tanh""#).unwrap_err().to_string().contains("scoring_func"));
     }
 
     #[test]

@@ -58,8 +58,10 @@ enum Windows {
     None,
     /// `sliding_window` on all of them.
     All,
-    /// As `use_sliding_window`, `max_window_layers` and `layer_types` say.
-    Later,
+    /// As `use_sliding_window`, `max_window_layers` and `layer_types` say; `on` where the first is absent.
+    Later {
+        on: bool,
+    },
     /// As `layer_types` says, else all but each fourth from the first on.
     Most,
 }
@@ -77,14 +79,17 @@ pub(super) fn mistral(folder: &Folder) -> Result<Blueprint, ConfigError> {
 /// Qwen 2 and 2.5: biases on q, k and v, unless `qkv_bias` says otherwise; the upper layers may have a sliding window.
 pub(super) fn qwen2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let qkv = folder.config.flag_or("qkv_bias", true)?;
-    build(folder, Switches { bias: Biases { qkv, output: false }, windows: Windows::Later, ..Default::default() })
+    build(
+        folder,
+        Switches { bias: Biases { qkv, output: false }, windows: Windows::Later { on: false }, ..Default::default() },
+    )
 }
 
 /// Qwen 3: norms of query and key heads instead of biases.
 pub(super) fn qwen3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let attention = folder.config.flag_or("attention_bias", false)?;
     let bias = Biases { qkv: attention, output: attention };
-    build(folder, Switches { bias, qk_norm: true, windows: Windows::Later, ..Default::default() })
+    build(folder, Switches { bias, qk_norm: true, windows: Windows::Later { on: false }, ..Default::default() })
 }
 
 /// InternLM 1: `bias` stands for q, k, v and o; the base of the rotary embedding is in `rotary`.
@@ -145,6 +150,12 @@ pub(super) fn cwm(folder: &Folder) -> Result<Blueprint, ConfigError> {
     build(folder, Switches { mlp_bias, ..switches })
 }
 
+/// dots.llm1 without its experts: Qwen 3, whose later layers slide unless the file says otherwise.
+pub(super) fn dots(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let windows = Windows::Later { on: true };
+    build(folder, Switches { qk_norm: true, windows, ..Switches::read(&folder.config)? })
+}
+
 /// Granite: Llama with scales at the embedding, the scores, the residual adds and the logits.
 pub(super) fn granite(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let number = |key| folder.config.number_or(key, 1.0).map(|x| x as f32);
@@ -179,7 +190,8 @@ pub(super) fn minicpm(folder: &Folder) -> Result<Blueprint, ConfigError> {
 /// SmolLM 3: Llama with some layers without RoPE.
 pub(super) fn smollm3(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let config = &folder.config;
-    let switches = Switches { tied: Tied::UnlessSaid, windows: Windows::Later, ..Switches::read(config)? };
+    let switches =
+        Switches { tied: Tied::UnlessSaid, windows: Windows::Later { on: false }, ..Switches::read(config)? };
     let mut blueprint = build(folder, switches)?;
     let layers = &mut blueprint.spec.layers;
     let interval = config.size_or("no_rope_layer_interval", 4)?;
@@ -223,8 +235,8 @@ fn windows(config: &ConfigFile, rule: &Windows, layers: usize) -> Result<Vec<Opt
         Windows::None => Ok(vec![None; layers]),
         Windows::All => Ok(vec![window()?; layers]),
         // What `sliding_window` says then, some write as 0.
-        Windows::Later if !config.flag_or("use_sliding_window", false)? => Ok(vec![None; layers]),
-        Windows::Later => {
+        Windows::Later { on } if !config.flag_or("use_sliding_window", *on)? => Ok(vec![None; layers]),
+        Windows::Later { .. } => {
             let window = window()?;
             let full = config.number_or("max_window_layers", layers as f64)? as usize;
             let sliding = sliding_layers(config, layers, |layer| layer >= full)?;
@@ -254,15 +266,16 @@ mod tests {
         check(r#"{"sliding_window": 16}"#, Windows::All, &[Some(16); 3]);
         check(r#"{"sliding_window": null}"#, Windows::All, &[None; 3]);
         check(r#"{"sliding_window": 16}"#, Windows::None, &[None; 3]);
-        check(r#"{"sliding_window": 16, "max_window_layers": 0}"#, Windows::Later, &[None; 3]);
+        check(r#"{"sliding_window": 16, "max_window_layers": 0}"#, Windows::Later { on: false }, &[None; 3]);
         let on = r#"{"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1}"#;
-        check(on, Windows::Later, &[None, Some(16), Some(16)]);
+        check(on, Windows::Later { on: false }, &[None, Some(16), Some(16)]);
         let off = r#"{"use_sliding_window": false, "sliding_window": 0}"#;
-        check(off, Windows::Later, &[None; 3]);
+        check(off, Windows::Later { on: false }, &[None; 3]);
         let types = r#"{"use_sliding_window": true, "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}"#;
-        check(types, Windows::Later, &[Some(8), None, Some(8)]);
+        check(types, Windows::Later { on: false }, &[Some(8), None, Some(8)]);
         let silent = r#"{"sliding_window": 16, "max_window_layers": 2}"#;
+        check(silent, Windows::Later { on: true }, &[None, None, Some(16)]);
         check(silent, Windows::Most, &[None, Some(16), Some(16)]);
         check("{}", Windows::Most, &[None, Some(8192), Some(8192)]);
     }

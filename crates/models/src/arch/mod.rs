@@ -8,6 +8,7 @@ mod cohere;
 mod dbrx;
 mod deepseek;
 mod distilbert;
+mod dots;
 mod echo;
 mod exaone;
 mod expert_naming;
@@ -70,6 +71,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("DbrxForCausalLM", dbrx::dbrx),
     ("DeepseekV2ForCausalLM", deepseek::deepseek_v2),
     ("DeepseekV3ForCausalLM", deepseek::deepseek_v3),
+    ("Dots1ForCausalLM", dots::dots),
     ("EchoForCausalLM", echo::echo),
     ("Ernie4_5ForCausalLM", llama::ernie),
     ("Exaone4ForCausalLM", exaone::exaone4),

@@ -106,6 +106,7 @@ zoo! {
     deepseek_v2: "deepseek-v2", BF16, ranks: [], refused: THREE_HEADS;
     deepseek_v2_lite: "deepseek-v2-lite", BF16, ranks: [2, 4], refused: [];
     deepseek_v3: "deepseek-v3", BF16, ranks: [2, 4], refused: [];
+    dots1: "dots1", BF16, ranks: [2], refused: [];
     ernie4_5: "ernie4_5", BF16, ranks: [2], refused: [];
     exaone4: "exaone4", BF16, ranks: [2, 4], refused: [];
     falcon_11b: "falcon-11b", BF16, ranks: [2], refused: [];

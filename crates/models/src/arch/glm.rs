@@ -2,10 +2,11 @@
 //! keys and values.
 
 use model_spec::{
-    Activation, Biases, ConfigError, LayerNorms, MlpKind, NormSpec, Position, Residual, RopeDefaults, RopeStyle,
-    read_rope,
+    Activation, AttentionSpec, Biases, ConfigError, LayerNorms, LayerSpec, MlpKind, NormSpec, Position, QkNorm,
+    Residual, RopeDefaults, RopeStyle, read_rope,
 };
 
+use super::deepseek::{self, Version, feed_forwards};
 use super::naming::{LLAMA, Naming};
 use super::parts::{Sizes, Tied, activation, layer};
 use super::{Blueprint, Folder};
@@ -60,6 +61,27 @@ fn build(folder: &Folder, norms: fn(NormSpec) -> LayerNorms) -> Result<Blueprint
     let layer = layer(sizes.attention(rope, biases), mlp, norms(norm), Residual::Sequential);
     let spec = sizes.model(folder, vec![layer; sizes.layers], norm, Tied::IfSaid)?;
     Ok(Blueprint { spec, names: Naming { part, gate_up: Some(sizes.gate_up()), ..LLAMA }.names() })
+}
+
+/// GLM-4.5 and 4.6: heads may have norms, and turn in halves; DeepSeek V3's experts.
+pub(super) fn glm4_moe(folder: &Folder) -> Result<Blueprint, ConfigError> {
+    let config = &folder.config;
+    let sizes = Sizes::read(config)?;
+    let norm = NormSpec::rms(config.number_or("rms_norm_eps", 1e-5)? as f32);
+    let rope = sizes.partial_rope(config, 0.5, RopeStyle::Halves)?;
+    let biases = Biases { qkv: config.flag_or("attention_bias", false)?, output: false };
+    let qk_norm = config.flag_or("use_qk_norm", false)?.then_some(QkNorm::PerHead(norm));
+    let attention = AttentionSpec { qk_norm, ..sizes.attention(rope, biases) };
+    let version = Version { first_dense: 1, ..Version::V3 };
+    let layers = feed_forwards(config, &sizes, &version)?.into_iter().map(|feed_forward| LayerSpec {
+        mixer: attention.clone().into(),
+        feed_forward,
+        norms: LayerNorms::before(norm),
+        residual: Residual::Sequential,
+        residual_scale: 1.0,
+    });
+    let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
+    Ok(Blueprint { spec, names: deepseek::NAMING.names() })
 }
 
 fn part(part: LayerParam) -> &'static str {

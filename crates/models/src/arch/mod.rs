@@ -85,6 +85,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("Gemma3ForCausalLM", gemma::gemma3),
     ("GemmaForCausalLM", gemma::gemma),
     ("Glm4ForCausalLM", glm::glm4),
+    ("Glm4MoeForCausalLM", glm::glm4_moe),
     ("GlmForCausalLM", glm::glm),
     ("GptOssForCausalLM", gpt_oss::gpt_oss),
     ("GraniteForCausalLM", llama::granite),

@@ -119,6 +119,7 @@ zoo! {
     gemma2: "gemma2", BF16, ranks: [2], refused: [];
     gemma3: "gemma3", BF16, ranks: [2, 4], refused: [];
     glm4: "glm4", BF16, ranks: [2, 4], refused: [];
+    glm4_moe: "glm4_moe", BF16, ranks: [2], refused: [];
     gpt2: "gpt2", BOTH, ranks: [2], refused: [];
     gpt_bigcode: "gpt-bigcode", BF16, ranks: [], refused: THREE_HEADS;
     gpt_neox: "gpt-neox", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];

@@ -10,6 +10,7 @@ mod deepseek;
 mod distilbert;
 mod dots;
 mod echo;
+mod ernie_moe;
 mod exaone;
 mod expert_naming;
 mod falcon;
@@ -74,6 +75,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("Dots1ForCausalLM", dots::dots),
     ("EchoForCausalLM", echo::echo),
     ("Ernie4_5ForCausalLM", llama::ernie),
+    ("Ernie4_5_MoeForCausalLM", ernie_moe::ernie_moe),
     ("Exaone4ForCausalLM", exaone::exaone4),
     ("ExaoneForCausalLM", exaone::exaone),
     ("FalconForCausalLM", falcon::falcon),

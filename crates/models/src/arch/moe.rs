@@ -3,19 +3,22 @@
 use model_spec::{ConfigError, ConfigFile, FeedForwardSpec, MlpSpec, ModelSpec, MoeSpec, RoutingSpec};
 
 /// What families, and versions of the library that writes their files, call the number of experts.
-const EXPERTS_KEYS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+const EXPERTS_KEYS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
+/// And the number of those that a token goes to.
+const TOP_K_KEYS: [&str; 2] = ["num_experts_per_tok", "moe_k"];
 
 /// The key of the number of experts, where the file has it.
 pub(super) fn experts_key(config: &ConfigFile) -> Option<&'static str> {
     config.spelled(&EXPERTS_KEYS)
 }
 
-/// Number of experts, usually under `key`, and how a token chooses `num_experts_per_tok` of them by softmax.
+/// Number of experts, usually under `key`, and how a token chooses some of them by softmax.
 pub(super) fn experts(config: &ConfigFile, key: &str) -> Result<(usize, RoutingSpec), ConfigError> {
     let experts = config.size(experts_key(config).unwrap_or(key))?;
-    let top_k = config.size("num_experts_per_tok")?;
+    let key = config.spelled(&TOP_K_KEYS).unwrap_or(TOP_K_KEYS[0]);
+    let top_k = config.size(key)?;
     if top_k > experts {
-        return Err(config.unsupported("num_experts_per_tok", &format!("there are {experts} experts")));
+        return Err(config.unsupported(key, &format!("there are {experts} experts")));
     }
     Ok((experts, RoutingSpec::softmax(top_k)))
 }

@@ -108,6 +108,7 @@ zoo! {
     deepseek_v3: "deepseek-v3", BF16, ranks: [2, 4], refused: [];
     dots1: "dots1", BF16, ranks: [2], refused: [];
     ernie4_5: "ernie4_5", BF16, ranks: [2], refused: [];
+    ernie4_5_moe: "ernie4_5_moe", BF16, ranks: [2], refused: [];
     exaone4: "exaone4", BF16, ranks: [2, 4], refused: [];
     falcon_11b: "falcon-11b", BF16, ranks: [2], refused: [];
     falcon_40b: "falcon-40b", BF16, ranks: [2, 4], refused: [];

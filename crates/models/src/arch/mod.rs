@@ -92,6 +92,7 @@ const ARCHITECTURES: &[(&str, Architecture)] = &[
     ("GptOssForCausalLM", gpt_oss::gpt_oss),
     ("GraniteForCausalLM", llama::granite),
     ("GraniteMoeForCausalLM", granite_moe::granite_moe),
+    ("GraniteMoeSharedForCausalLM", granite_moe::granite_moe),
     ("InternLM2ForCausalLM", internlm2::internlm2),
     ("InternLM3ForCausalLM", llama::internlm3),
     ("InternLMForCausalLM", llama::internlm),

@@ -25,6 +25,8 @@ pub(super) struct Naming {
     pub qkv: Option<[FusedShard; 3]>,
     /// Gate and up share a tensor, each with these rows.
     pub gate_up: Option<[FusedShard; 2]>,
+    /// The same of the expert that all tokens share.
+    pub shared_gate_up: Option<[FusedShard; 2]>,
     /// The layers' matrices are stored `[in, out]`.
     pub transposed: bool,
     /// Where the experts of MoE layers lie.
@@ -48,6 +50,7 @@ pub(super) const LLAMA: Naming = Naming {
     part: llama_part,
     qkv: None,
     gate_up: None,
+    shared_gate_up: None,
     transposed: false,
     experts: ExpertNaming::None,
 };
@@ -84,14 +87,17 @@ impl Naming {
     }
 
     fn rows(&self, part: LayerParam) -> FusedShard {
-        match (part, self.qkv, self.gate_up) {
-            (LayerParam::Query, Some([rows, _, _]), _)
-            | (LayerParam::Key, Some([_, rows, _]), _)
-            | (LayerParam::Value, Some([_, _, rows]), _)
-            | (LayerParam::Gate, _, Some([rows, _]))
-            | (LayerParam::Up, _, Some([_, rows])) => rows,
-            _ => FusedShard::ALL,
-        }
+        let rows = match part {
+            LayerParam::Query => self.qkv.map(|[rows, _, _]| rows),
+            LayerParam::Key => self.qkv.map(|[_, rows, _]| rows),
+            LayerParam::Value => self.qkv.map(|[_, _, rows]| rows),
+            LayerParam::Gate => self.gate_up.map(|[rows, _]| rows),
+            LayerParam::Up => self.gate_up.map(|[_, rows]| rows),
+            LayerParam::Shared(MlpParam::Gate) => self.shared_gate_up.map(|[rows, _]| rows),
+            LayerParam::Shared(MlpParam::Up) => self.shared_gate_up.map(|[_, rows]| rows),
+            _ => None,
+        };
+        rows.unwrap_or(FusedShard::ALL)
     }
 }
 

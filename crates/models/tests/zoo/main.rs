@@ -134,6 +134,7 @@ zoo! {
     gpt_oss_mxfp4: "gpt-oss-mxfp4", BF16, ranks: [2, 4], refused: [];
     granite: "granite", BF16, ranks: [2], refused: [];
     granite_moe: "granite-moe", BF16, ranks: [2, 4], refused: [];
+    granite_moe_shared: "granite_moe_shared", BF16, ranks: [2], refused: [];
     internlm: "internlm", BOTH, ranks: [2], refused: [(4, "num_attention_heads")];
     internlm2: "internlm2", BF16, ranks: [2, 4], refused: [];
     llama: "llama", BOTH, ranks: [2, 4], refused: [(3, "num_attention_heads")];

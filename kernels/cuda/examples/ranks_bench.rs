@@ -217,7 +217,7 @@ fn measure_rows(rank: usize, how: How, steps: Steps, mut threads: Threads) -> Re
     end(&backend, &mut threads, times)
 }
 
-/// Nobody leaves while others may still write to its memory.
+/// Waits for all ranks: others may still write to this one's memory.
 fn end(backend: &CudaBackend, threads: &mut Threads, times: Vec<f64>) -> Result<Vec<f64>, String> {
     threads.exchange(&[]).map_err(|error| error.to_string())?;
     backend.fault().map_or(Ok(times), |fault| Err(fault.to_owned()))

@@ -24,10 +24,14 @@ struct Crew {
     DEVICE static void meet() { asm volatile("bar.sync 1, %0;" ::"n"(CREW) : "memory"); }
 };
 
-// `residual += x; out = norm(residual)`, as a thread of those who have the row. Kept in registers where a thread takes
-// four elements `TIMES` times at most.
-template <u32 TIMES, typename Who, typename X, typename Out>
+// How often at most a thread takes four elements of a row that is kept in registers.
+template <typename Who> constexpr u32 TIMES_OF = 4;
+template <> constexpr u32 TIMES_OF<Crew> = 16;
+
+// `residual += x; out = norm(residual)`, as a thread of those who have the row.
+template <typename Who, typename X, typename Out>
 DEVICE void add_norm_row(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
+    constexpr u32 TIMES = TIMES_OF<Who>;
     if (!is_kept<TIMES, Who>(width)) {
         add_row<Who>(residual, x, width);
         return norm_row<Who>(residual, how, out, width);
@@ -37,14 +41,4 @@ DEVICE void add_norm_row(f32* residual, const X* x, const Norm& how, Out* out, u
     auto added = [&](u32, u32 at) { return load_four(x + at); };
     sum.add(stored, added, residual, width);
     sum.write(how, out, width);
-}
-
-template <typename X, typename Out>
-DEVICE void add_norm_as_block(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
-    add_norm_row<4, WholeBlock>(residual, x, how, out, width);
-}
-
-template <typename X, typename Out>
-DEVICE void add_norm_as_crew(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
-    add_norm_row<16, Crew>(residual, x, how, out, width);
 }

@@ -7,8 +7,7 @@ struct Nothing {
     DEVICE static u32 exchangers() { return blockDim.x; }
     template <u32 NUMBERS> DEVICE u32 unit() const { return 1; }
     DEVICE void fetch_params() const {}
-    DEVICE void rows_as_block(u64, u32) const {}
-    DEVICE void rows_as_crew(u64, u32) const {}
+    template <typename Who> DEVICE void rows(u64, u32) const {}
 };
 
 // `residual += x; out = norm(residual)`, x being the sum: by the whole block where all of it has been exchanged, by a
@@ -24,13 +23,9 @@ template <typename X, typename Out> struct AddNorm {
     template <u32 NUMBERS> DEVICE u32 unit() const { return width / NUMBERS; }
     DEVICE void fetch_params() const { ::fetch_params(norm, width); }
 
-    DEVICE void rows_as_block(u64 first, u32 count) const {
+    // As `Who`: one row after the other.
+    template <typename Who> DEVICE void rows(u64 first, u32 count) const {
         for (u64 row = first * width, end = row + count * width; row < end; row += width)
-            add_norm_as_block(residual + row, x + row, norm, out + row, width);
-    }
-
-    DEVICE void rows_as_crew(u64 first, u32 count) const {
-        for (u64 row = first * width, end = row + count * width; row < end; row += width)
-            add_norm_as_crew(residual + row, x + row, norm, out + row, width);
+            add_norm_row<Who>(residual + row, x + row, norm, out + row, width);
     }
 };

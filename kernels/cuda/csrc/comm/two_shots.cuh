@@ -144,12 +144,13 @@ DEVICE void sum_in_two_shots(const Ranks& ranks, X* x, u64 count, After after) {
     const bool alone = chunks == 1;
     if (alone || threadIdx.x < After::exchangers()) {
         exchange_chunks(share, alone ? blockDim.x : After::exchangers());
-        if (alone) after.rows_as_block(share.first / unit, share.packets / unit);
+        if (alone) after.template rows<WholeBlock>(share.first / unit, share.packets / unit);
     } else {
         for (u32 step = 0; step < chunks + 3; step++) {
             if (step >= 3) {
                 const u32 chunk = step - 3;
-                after.rows_as_crew((share.first + chunk * share.chunk_packets) / unit, share.packets_in(chunk) / unit);
+                const u64 first = (share.first + chunk * share.chunk_packets) / unit;
+                after.template rows<Crew>(first, share.packets_in(chunk) / unit);
             }
             if (step < chunks + 2) __syncthreads();
         }

@@ -16,9 +16,16 @@ struct Norm {
 
 inline void fetch_params(const Norm&, u32) {}
 
-template <typename X, typename Out>
-void add_norm_as_crew(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
-    if (threadIdx.x % CREW) return;
+struct WholeBlock {
+    static u32 thread() { return threadIdx.x; }
+};
+struct Crew {
+    static u32 thread() { return threadIdx.x % CREW; }
+};
+
+template <typename Who, typename X, typename Out>
+void add_norm_row(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
+    if (Who::thread()) return;
     f32 square = 0.0f;
     for (u32 i = 0; i < width; i++) {
         residual[i] += load(x[i]);
@@ -26,9 +33,4 @@ void add_norm_as_crew(f32* residual, const X* x, const Norm& how, Out* out, u32 
     }
     const f32 factor = 1.0f / sqrtf(square / width + how.eps);
     for (u32 i = 0; i < width; i++) out[i] = Cast<Out>::from(residual[i] * factor);
-}
-
-template <typename X, typename Out>
-void add_norm_as_block(f32* residual, const X* x, const Norm& how, Out* out, u32 width) {
-    if (threadIdx.x == 0) add_norm_as_crew(residual, x, how, out, width);
 }

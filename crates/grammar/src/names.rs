@@ -1,4 +1,4 @@
-//! Names of members: the engine compares them as they are written, and whoever reads JSON by what they say. A name that
+//! Names of members: the engine compares them as they are written, and readers of JSON by what they say. A name that
 //! is written twice, or with escapes, makes the difference, which a grammar without memory cannot see.
 
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@
 //!  told to end   requests of tokenizers that have not read that it drains are still taken
 //!  empty         the detokenizer takes in the last tokens; tokenizers read the last report, of what ended
 //!  drained       nothing is lost with the process
-//!  over          the workers finish the steps that they were sent, whose tokens nobody wants
+//!  over          the workers finish the steps that they were sent, whose tokens are dropped
 //! ```
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tracing::info;
 use super::Engine;
 use crate::wire::Event;
 
-/// How long the workers' last steps are waited for: shorter than whoever ended this process waits for it.
+/// How long the workers' last steps are waited for: shorter than a supervisor waits for this process to end.
 const LAST_STEPS: Duration = Duration::from_secs(2);
 
 impl Engine {
@@ -47,7 +47,7 @@ impl Engine {
             while !self.group.has_finished() {
                 match events.recv().await {
                     Some(event @ (Event::Worker { .. } | Event::WorkerLost { .. })) => self.apply(event)?,
-                    // Whoever asks for more is hung up on.
+                    // Requests that come now are dropped with their connections.
                     Some(_) => {}
                     None => break,
                 }

@@ -137,6 +137,9 @@ fn run(device: &mut dyn Backend, case: &Case<'_>) {
     check(&what, device.read(out), &want, |index| relative * size[index]);
 }
 
+/// Floats of a sign, two bits of exponent and one of mantissa.
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
 const FORMAT: GroupedFormat = GroupedFormat {
     bits: CodeBits::Four,
     group: 128,
@@ -195,6 +198,15 @@ fn levels_of_4_bits() {
     let levels = Levels::Shared(std::array::from_fn(|level| (level as f32 - 7.3).powi(3) / 300.0));
     for (group, scales) in [(64, DType::F32), (32, DType::F16)] {
         run_format(GroupedFormat { group, scales, levels, ..FORMAT }, false);
+    }
+}
+
+/// MXFP4 and NVFP4.
+#[test]
+fn floats_of_4_bits() {
+    let levels = Levels::Shared(E2M1);
+    for (group, scales, exact) in [(32, DType::Bf16, true), (64, DType::F32, true), (16, DType::F32, false)] {
+        run_format(GroupedFormat { group, scales, levels, ..FORMAT }, exact);
     }
 }
 

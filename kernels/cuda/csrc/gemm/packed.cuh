@@ -21,8 +21,9 @@ constexpr u32 CHUNK = 64, TILE_ROWS = 16;
 // Bytes of codes of a lane in a chunk of 4 bits.
 constexpr u32 LANE_BYTES = 16;
 
-// What codes mean.
-constexpr u32 INT4 = 0, INT8 = 1, E4M3 = 2, LEVELS = 3;
+// What codes mean. E2M1: a sign, two bits of exponent and one of mantissa (OCP Microscaling Formats 1.0), which are 16
+// levels that need no table.
+constexpr u32 INT4 = 0, INT8 = 1, E4M3 = 2, LEVELS = 3, E2M1 = 4;
 // What is subtracted from codes: half of what they reach to, or a zero point of a byte; or what is added to a scaled
 // code, which counts from 0 with 4 bits and from 128 with 8.
 constexpr u32 MIDDLE = 0, ZERO_POINTS = 1, OFFSETS = 2;
@@ -34,7 +35,7 @@ struct PackedWeights {
     const void* scales;
     // Null for MIDDLE.
     const void* zeros;
-    // [16], for LEVELS.
+    // [16], for LEVELS and E2M1.
     const f32* levels;
     u32 n;
     u32 k;
@@ -79,7 +80,7 @@ struct Group {
     }
     DEVICE f32 value(const PackedWeights& w, u32 code) const {
         if (w.code == E4M3) return load(e4m3{(u8)code}) * scale;
-        if (w.code == LEVELS) return w.levels[code] * scale;
+        if (w.code == LEVELS || w.code == E2M1) return w.levels[code] * scale;
         return fmaf((f32)code - zero, scale, offset);
     }
 };
@@ -130,6 +131,10 @@ template <> struct Pairs<bf16> {
     }
     static constexpr u32 FLOAT_SHIFT = 4, OWN_SCALE = SCALE_BF16;
     static constexpr f32 FLOAT_FACTOR = 1.0f;
+    // Floats of 4 bits: what follows the sign is this far above the code's low bits, and what a number that is made so
+    // is multiplied by, 2^126, is exact also where it has no exponent.
+    static constexpr u32 SHORT_SHIFT = 6, SHORT_MASK = 0x01c001c0u;
+    DEVICE static u32 short_floats(u32 bits) { return fma(bits, 0x7e807e80u, 0x80008000u); }
 };
 
 template <> struct Pairs<f16> {
@@ -152,6 +157,9 @@ template <> struct Pairs<f16> {
     // Their exponents are biased by 15 instead of 7: what is left is in the scale.
     static constexpr u32 FLOAT_SHIFT = 1, OWN_SCALE = SCALE_F16;
     static constexpr f32 FLOAT_FACTOR = 256.0f;
+    // By 2^14.
+    static constexpr u32 SHORT_SHIFT = 9, SHORT_MASK = 0x0e000e00u;
+    DEVICE static u32 short_floats(u32 bits) { return fma(bits, 0x74007400u, 0x80008000u); }
 };
 
 // a & b | c in one instruction: of two constants the compiler makes two.
@@ -161,6 +169,9 @@ DEVICE u32 masked_or(u32 a, u32 b, u32 c) {
     return y;
 }
 
+// Bits of a word moved up, or down where `by` is negative.
+DEVICE constexpr u32 moved(u32 bits, int by) { return by < 0 ? bits >> -by : bits << by; }
+
 // Operand registers of one product. `shifts`: what is added to rows g and g + 8 (see `row_shift`); `table`: pairs of
 // levels by pairs of codes.
 template <typename T, u32 KIND>
@@ -168,12 +179,16 @@ DEVICE void decode(const uint4 (&codes)[KIND == INT8 || KIND == E4M3 ? 2 : 1], u
     const u32* table, u32 (&a)[4]) {
     typedef Pairs<T> P;
     const u32 h = product / 2, i = product % 2;
-    if constexpr (KIND == INT4 || KIND == LEVELS) {
+    if constexpr (KIND == INT4 || KIND == LEVELS || KIND == E2M1) {
         const u32 word = h == 0 ? (i == 0 ? codes[0].x : codes[0].y) : (i == 0 ? codes[0].z : codes[0].w);
 #pragma unroll
         for (u32 at = 0; at < 4; at++) {
             if constexpr (KIND == INT4) {
                 a[at] = P::add(masked_or(word >> 4 * at, 0x000f000fu, P::BASE_BITS), shifts[at % 2]);
+            } else if constexpr (KIND == E2M1) {
+                const int low = 4 * (int)at;
+                const u32 rest = moved(word, (int)P::SHORT_SHIFT - low) & P::SHORT_MASK;
+                a[at] = P::short_floats(masked_or(moved(word, 12 - low), 0x80008000u, rest));
             } else {
                 const u32 two = word >> 4 * at & 0x000f000fu;
                 a[at] = table[(two | two >> 12) & 0xffu];

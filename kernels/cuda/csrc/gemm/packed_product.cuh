@@ -2,14 +2,14 @@
 #pragma once
 #include "packed.cuh"
 
-// FORMAT: what codes mean, 4 times the type of scales, and 16 times what is subtracted or added (packed.cuh). GROUP:
+// FORMAT: what codes mean, 8 times the type of scales, and 32 times what is subtracted or added (packed.cuh). GROUP:
 // columns that share a scale, 0: all.
 #ifndef FORMAT
-#define FORMAT 4
+#define FORMAT 8
 #define GROUP 128
 #endif
 
-constexpr u32 CODE = FORMAT % 4, SCALE = FORMAT / 4 % 4, ZEROS = FORMAT / 16;
+constexpr u32 CODE = FORMAT % 8, SCALE = FORMAT / 8 % 4, ZEROS = FORMAT / 32;
 // Loads of 16 bytes for a chunk, and groups that it may have parts of.
 constexpr u32 PIECES = CODE == INT8 || CODE == E4M3 ? 2 : 1, SPANS = GROUP % CHUNK == 0 ? 1 : 2;
 

@@ -31,7 +31,12 @@ pub(crate) enum Code {
     E4m3,
     /// Of 16 numbers each.
     Levels,
+    /// Floats of 4 bits: see [`E2M1`].
+    E2m1,
 }
+
+/// Floats of a sign, two bits of exponent and one of mantissa, as OCP's Microscaling Formats 1.0 have them.
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// What is subtracted from a code, or added to what it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +85,7 @@ impl Kind {
         let code = match (format.levels, format.bits) {
             (Levels::Integers(_), CodeBits::Four) => Code::Int4,
             (Levels::Integers(_), CodeBits::Eight) => Code::Int8,
+            (Levels::Shared(levels), _) if levels.map(f32::to_bits) == E2M1.map(f32::to_bits) => Code::E2m1,
             (Levels::Shared(_) | Levels::Rows, _) => Code::Levels,
         };
         let stored = format.levels == Levels::Integers(ops::Zeros::Stored);
@@ -128,7 +134,7 @@ impl Kind {
 
     /// `FORMAT` and `GROUP` of packed_skinny.cuh.
     pub(crate) fn macros(self) -> [(&'static str, usize); 2] {
-        let format = self.code as usize + 4 * self.scale_number() + 16 * self.zeros as usize;
+        let format = self.code as usize + 8 * self.scale_number() + 32 * self.zeros as usize;
         [("FORMAT", format), ("GROUP", self.group)]
     }
 
@@ -144,7 +150,7 @@ impl Kind {
     /// Pieces of a chunk.
     pub(crate) fn pieces(self) -> usize {
         match self.code {
-            Code::Int4 | Code::Levels => 1,
+            Code::Int4 | Code::Levels | Code::E2m1 => 1,
             Code::Int8 | Code::E4m3 => 2,
         }
     }

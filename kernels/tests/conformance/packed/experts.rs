@@ -1,7 +1,7 @@
 //! Mixtures of experts whose weights are kept in 4 or 8 bits, on every device that does so, against float64: as many
 //! rows as choose each kind of tile, gates, biases, and shapes that end anywhere.
 
-use super::{FORMAT as INT4, Stored};
+use super::{E2M1, FORMAT as INT4, Stored};
 use crate::moe::{Layer, gated, unbalanced};
 use crate::rounded::step;
 use crate::{backends, begin_rows, check, filled_in};
@@ -146,12 +146,18 @@ fn codes_of_4_bits() {
     check_format(Some(GroupedFormat { group: 32, levels, ..INT4 }));
 }
 
-/// MXFP4's numbers and groups.
 #[test]
 fn levels_of_4_bits() {
-    let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let levels = std::array::from_fn(|code| if code < 8 { sizes[code] } else { -sizes[code - 8] });
-    check_format(Some(GroupedFormat { group: 32, scales: DType::F32, levels: Levels::Shared(levels), ..INT4 }));
+    let levels = Levels::Shared(std::array::from_fn(|level| (level as f32 - 7.3).powi(3) / 300.0));
+    check_format(Some(GroupedFormat { group: 64, scales: DType::F32, levels, ..INT4 }));
+}
+
+/// MXFP4's numbers and groups, and NVFP4's.
+#[test]
+fn floats_of_4_bits() {
+    let levels = Levels::Shared(E2M1);
+    check_format(Some(GroupedFormat { group: 32, scales: DType::Bf16, levels, ..INT4 }));
+    check_format(Some(GroupedFormat { group: 16, scales: DType::F32, levels, ..INT4 }));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release
 //! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 GEMMs] [part or model
-//! ...]`, of [`PARTS`], `mixture` and [`MODELS`]
+//! ...]`, of [`PARTS`], `mixture`, `packed-mixture` and [`MODELS`]
 //!
 //! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
 //! wherever that can. `mma`, after it: attention by the kernels that every architecture has. `no-cascade`, after that:
@@ -108,9 +108,9 @@ fn main() -> Result<(), String> {
             part(&mut bench, model);
         }
     }
-    if wanted("mixture") {
-        for model in &mixture::MODELS {
-            bench.mixture(model);
+    for (name, models) in [("mixture", &mixture::MODELS[..]), ("packed-mixture", &mixture::PACKED)] {
+        if wanted(name) {
+            models.iter().for_each(|model| bench.mixture(model));
         }
     }
     bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))

@@ -1,5 +1,6 @@
 //! A layer of experts: each of its operations, and all of them one after the other.
 
+use super::packed::{INT4, MXFP4, Stored};
 use super::{Bench, LEADS, Work};
 use kernels::ops::*;
 use kernels_cuda::CudaBackend;
@@ -15,11 +16,28 @@ pub struct Model {
     inner: usize,
     experts: usize,
     top_k: usize,
+    stored: Stored,
 }
 
-pub const MODELS: [Model; 2] = [
-    Model { name: "Mixtral", hidden: 4096, inner: 14336, experts: 8, top_k: 2 },
-    Model { name: "Qwen3-30B", hidden: 2048, inner: 768, experts: 128, top_k: 8 },
+const MIXTRAL: Model =
+    Model { name: "Mixtral", hidden: 4096, inner: 14336, experts: 8, top_k: 2, stored: Stored::Bf16 };
+const QWEN: Model = Model { name: "Qwen3-30B", hidden: 2048, inner: 768, experts: 128, top_k: 8, stored: Stored::Bf16 };
+const GPT_OSS: Model = Model {
+    name: "gpt-oss-20b, MXFP4",
+    hidden: 2880,
+    inner: 2880,
+    experts: 32,
+    top_k: 4,
+    stored: Stored::Grouped(MXFP4),
+};
+
+pub const MODELS: [Model; 2] = [MIXTRAL, QWEN];
+
+/// Those whose experts are stored in 4 or 8 bits.
+pub const PACKED: [Model; 3] = [
+    GPT_OSS,
+    Model { name: "Mixtral, int4", stored: Stored::Grouped(INT4), ..MIXTRAL },
+    Model { name: "Qwen3-30B, fp8", stored: Stored::E4m3Groups(128), ..QWEN },
 ];
 
 /// A layer's weights and buffers.
@@ -65,17 +83,17 @@ impl Layer {
 
 impl Bench {
     pub fn mixture(&mut self, model: &Model) {
-        let Model { name, hidden, inner, experts, top_k } = *model;
+        let Model { name, hidden, inner, experts, top_k, stored } = *model;
         let layer = self.layer(model);
-        for rows in [1, 8, 64, 256, 2048, MOST_ROWS] {
+        for rows in [1, 8, 16, 32, 64, 128, 256, 2048, MOST_ROWS] {
             let used = self.fill(&layer, model, rows);
             let leads = if rows > 256 { 0 } else { LEADS };
-            let (pairs, matrix) = (rows * top_k, 2 * hidden * inner);
+            let (pairs, matrix) = (rows * top_k, stored.bits() * hidden * inner / 8);
             // Bytes of a row of `hidden` and of `inner` elements, in bf16.
             let (wide, narrow) = (2 * hidden * pairs, 2 * inner * pairs);
             let work = |matrices: usize, moved: usize| Work {
                 bytes: (used * matrices * matrix + moved) as f64,
-                flops: (pairs * matrices * matrix) as f64,
+                flops: (2 * pairs * matrices * hidden * inner) as f64,
             };
             let report = |bench: &Bench, what: &str, seconds: f64, work: Work| {
                 bench.report(name, &format!("{what}, {rows} rows, {used} of {experts} experts"), seconds, work);
@@ -97,7 +115,7 @@ impl Bench {
     fn layer(&mut self, model: &Model) -> Layer {
         let Model { hidden, inner, experts, top_k, .. } = *model;
         let group = |bench: &mut Self, rows, cols| {
-            let members: Vec<Matrix> = (0..experts).map(|_| bench.matrix(rows, cols)).collect();
+            let members: Vec<Matrix> = (0..experts).map(|_| bench.stored_matrix(model.stored, [rows, cols])).collect();
             bench.backend.group_matrices(&members)
         };
         let (up, down) = (group(self, 2 * inner, hidden), group(self, hidden, inner));

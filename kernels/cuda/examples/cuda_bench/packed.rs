@@ -10,20 +10,22 @@ const ROWS: [usize; 13] = [1, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 8
 
 /// What is stored.
 #[derive(Clone, Copy)]
-enum Stored {
+pub(super) enum Stored {
     Bf16,
     Grouped(GroupedFormat),
     /// 8-bit floats with a scale a row.
     E4m3(InputRounding),
+    /// The same with a scale for so many columns of a row.
+    E4m3Groups(usize),
 }
 
 impl Stored {
     /// Of an element.
-    fn bits(self) -> usize {
+    pub(super) fn bits(self) -> usize {
         match self {
             Self::Bf16 => 16,
             Self::Grouped(format) if format.bits == CodeBits::Four => 4,
-            Self::Grouped(_) | Self::E4m3(_) => 8,
+            Self::Grouped(_) | Self::E4m3(_) | Self::E4m3Groups(_) => 8,
         }
     }
 }
@@ -41,7 +43,15 @@ const FORMATS: [(&str, Stored); 7] = [
 const INT8: GroupedFormat = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 };
 const INT8_INPUTS: InputRounding = InputRounding::DynamicInt8 { outliers: f32::INFINITY };
 
-const INT4: GroupedFormat = GroupedFormat {
+/// MXFP4.
+pub(super) const MXFP4: GroupedFormat = GroupedFormat {
+    group: 32,
+    scales: DType::Bf16,
+    levels: Levels::Shared([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]),
+    ..INT4
+};
+
+pub(super) const INT4: GroupedFormat = GroupedFormat {
     bits: CodeBits::Four,
     group: 128,
     scales: DType::F16,
@@ -108,11 +118,12 @@ impl Bench {
         }
     }
 
-    fn stored_matrix(&mut self, stored: Stored, [rows, cols]: [usize; 2]) -> Matrix {
+    pub(super) fn stored_matrix(&mut self, stored: Stored, [rows, cols]: [usize; 2]) -> Matrix {
         match stored {
             Stored::Bf16 => self.matrix(rows, cols),
             Stored::Grouped(format) => self.grouped_matrix(format, [rows, cols]),
-            Stored::E4m3(input) => self.float_matrix([rows, cols], input),
+            Stored::E4m3(input) => self.float_matrix([rows, cols], ALL_COLUMNS, input),
+            Stored::E4m3Groups(group) => self.float_matrix([rows, cols], group, InputRounding::None),
         }
     }
 
@@ -131,11 +142,11 @@ impl Bench {
         self.backend.load_matrix(matrix, DType::Bf16)
     }
 
-    fn float_matrix(&mut self, [rows, cols]: [usize; 2], input: InputRounding) -> Matrix {
+    fn float_matrix(&mut self, [rows, cols]: [usize; 2], scale_cols: usize, input: InputRounding) -> Matrix {
         let codes: Vec<u8> = self.noise[..rows * cols].iter().map(|byte| byte & 0xb7).collect();
-        let (scales, scale_rows) = (vec![1.0 / 256.0; rows], (0..rows as u32).collect::<Vec<_>>());
-        let codes =
-            ScaledCodes { codes: &codes, scales: &scales, scale_rows: &scale_rows, scale_cols: ALL_COLUMNS, input };
+        let groups = if scale_cols == ALL_COLUMNS { 1 } else { cols.div_ceil(scale_cols) };
+        let (scales, scale_rows) = (vec![1.0 / 256.0; rows * groups], (0..rows as u32).collect::<Vec<_>>());
+        let codes = ScaledCodes { codes: &codes, scales: &scales, scale_rows: &scale_rows, scale_cols, input };
         let matrix = HostMatrix { rows, cols, encoding: Encoding::Scaled(codes) };
         self.backend.load_matrix(matrix, DType::Bf16)
     }

@@ -23,7 +23,7 @@ use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::experts_packed::PackedExperts;
 use crate::moe::routing;
-use crate::moe::routing::{Choices, Router};
+use crate::moe::routing::{Choices, ExpertStorage, Router};
 use crate::recurrent;
 use crate::runtime::context;
 use crate::runtime::device::{Name, Shape, args};
@@ -358,7 +358,10 @@ impl Ops for CudaBackend {
         let correction = self.vector(routing.correction);
         let live = self.batch.pointers.counts;
         let router = Router::of(routing, correction);
-        routing::route(&mut self.device, logits, router, live, &mut self.choices[out.0 as usize]);
+        let choices = &mut self.choices[out.0 as usize];
+        let packed = self.groups.iter().any(|group| group.packed.is_some());
+        choices.stored = if packed { ExpertStorage::Packed } else { ExpertStorage::Numbers };
+        routing::route(&mut self.device, logits, router, live, choices);
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {

@@ -48,7 +48,7 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
     u32 first_row;
     const PackedTile tile = my_tile(shape, first_row);
     Product product(w, table, tile, dynamic_shared);
-    if (threadIdx.x == MULTIPLYING) product.init_barriers(1);
+    if (threadIdx.x == MULTIPLYING) product.stages.init_barriers(1, MULTIPLYING / 32);
     if (threadIdx.x < MULTIPLYING) product.start_weights();
     if (CODE == LEVELS) make_table<T>(w, table);
     __syncthreads();
@@ -68,9 +68,9 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
         });
     } else {
         if constexpr (WARPGROUPS == 2) give_registers<24>();
-        const u32 first = product.first / Product::STAGE_CHUNKS, stages = product.steps / Product::STAGE_CHUNKS;
-        for (u32 step = 0; threadIdx.x == MULTIPLYING && step < stages; step++) {
-            const u32 to = product.await_empty(step), full = product.full_of(step);
+        const u32 first = product.first / Product::STAGE_CHUNKS, steps = product.steps / Product::STAGE_CHUNKS;
+        for (u32 step = 0; threadIdx.x == MULTIPLYING && step < steps; step++) {
+            const u32 to = product.stages.await_empty(step), full = product.stages.full_of(step);
             barrier_expect(full, Product::STAGE_BYTES);
             copy_box(to, &x, (first + step) * CHUNK, first_row, full);
         }

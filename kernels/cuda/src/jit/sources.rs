@@ -210,6 +210,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("packed.cuh", include_str!("../../csrc/gemm/packed.cuh")),
     ("packed_product.cuh", include_str!("../../csrc/gemm/packed_product.cuh")),
     ("packed_skinny.cuh", include_str!("../../csrc/gemm/packed_skinny.cuh")),
+    ("packed_stream.cuh", include_str!("../../csrc/gemm/packed_stream.cuh")),
     ("packed_wgmma.cuh", include_str!("../../csrc/gemm/packed_wgmma.cuh")),
     ("packets.cuh", include_str!("../../csrc/comm/packets.cuh")),
     ("prefill.cuh", include_str!("../../csrc/attention/prefill.cuh")),

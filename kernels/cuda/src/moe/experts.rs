@@ -106,9 +106,13 @@ impl Wgmma {
         Self { rows: 160, blocks: 2, depth: 4 },
     ];
 
+    /// For tiles that were made for packed experts, where some of a model's are not.
+    const BESIDE_PACKED: [Self; 2] = [Self { rows: 128, blocks: 1, depth: 4 }, Self { rows: 128, blocks: 2, depth: 4 }];
+
     /// The one whose clusters' tiles have `tile_rows` rows.
     fn of(tile_rows: usize) -> Option<Self> {
-        Self::ALL.into_iter().find(|wgmma| tile_rows == wgmma.rows * wgmma.blocks)
+        let mut all = Self::ALL.into_iter().chain(Self::BESIDE_PACKED);
+        all.find(|wgmma| tile_rows == wgmma.rows * wgmma.blocks)
     }
 
     fn special(&self, dtype: DType, keep: Keep) -> Special {
@@ -256,19 +260,22 @@ pub(crate) fn combine(device: &mut Device, x: View, choices: &Choices, epilogue:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moe::routing::tile_rows;
+    use crate::moe::routing::{ExpertStorage, tile_rows};
 
     #[test]
     fn tiles_have_a_kernel() {
         for arch in [LOWEST, HOPPER, Arch::new(10, 0)] {
             for rows in [1, 2, 8, 64, 256, 2048, 8192] {
                 for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (6, 160)] {
-                    let tile = tile_rows(arch, rows, top_k, experts);
-                    for k in [768, 4096, 14336] {
-                        let skinny = Skinny::of(rows, tile, [4096, k], Keep::All)
-                            .is_some_and(|skinny| tile <= 8 * skinny.halves);
-                        let wgmma = arch == HOPPER && Wgmma::of(tile).is_some();
-                        assert!(skinny || wgmma, "{rows} rows of {k}, tiles of {tile} on {arch}");
+                    for tile in [ExpertStorage::Numbers, ExpertStorage::Packed]
+                        .map(|stored| tile_rows(arch, stored, rows, top_k, experts))
+                    {
+                        for k in [768, 4096, 14336] {
+                            let skinny = Skinny::of(rows, tile, [4096, k], Keep::All)
+                                .is_some_and(|skinny| tile <= 8 * skinny.halves);
+                            let wgmma = arch == HOPPER && Wgmma::of(tile).is_some();
+                            assert!(skinny || wgmma, "{rows} rows of {k}, tiles of {tile} on {arch}");
+                        }
                     }
                 }
             }

@@ -18,10 +18,12 @@ use crate::weights::{Staging, Weights};
 const PIECE: usize = 8;
 /// Rows of a half of a tile.
 const HALF: usize = 8;
-/// Rows of `w` of a block of the Hopper kernel, its threads, and the stages that it has.
+/// Columns of `w` from which on eight warps share them.
+const MUCH: usize = 8192;
+/// Rows of `w` of each of the two tiles of a block of the Hopper kernel, its threads, and the stages that it has.
 const BOX: usize = 128;
 const HOPPER_THREADS: usize = 384;
-const DEPTH: usize = 6;
+const DEPTH: usize = 8;
 
 /// The experts' packed matrices.
 pub(crate) struct PackedExperts {
@@ -29,6 +31,8 @@ pub(crate) struct PackedExperts {
     /// Where each lies, on the device.
     arguments: Memory,
     compute: DType,
+    /// Columns of each.
+    cols: usize,
 }
 
 impl PackedExperts {
@@ -38,14 +42,16 @@ impl PackedExperts {
         let first = packed.first()?;
         assert!(packed.iter().all(|packed| packed.kind == first.kind), "experts of one layer differ in format");
         let bytes: Vec<u8> = packed.iter().flat_map(|packed| packed.argument().bytes()).collect();
-        Some(Self { kind: first.kind, arguments: staging.load(device, &bytes)?, compute: members[0].compute })
+        let (compute, cols) = (members[0].compute, members[0].cols);
+        Some(Self { kind: first.kind, arguments: staging.load(device, &bytes)?, compute, cols })
     }
 
     /// What steps are likely to need.
     pub(crate) fn specials(&self, arch: Arch, keep: Keep) -> impl Iterator<Item = Special> {
-        let (kind, dtype) = (self.kind, self.compute);
+        let (kind, dtype, cols) = (self.kind, self.compute, self.cols);
         let is_short = arch >= LOWEST && dtype.size() == 2;
-        let skinny = Skinny::ALL.into_iter().map(move |skinny| skinny.special(kind, dtype, keep));
+        let skinny = [HALF, 2 * HALF, 4 * HALF].into_iter().filter_map(move |rows| Skinny::of(rows, cols));
+        let skinny = skinny.map(move |skinny| skinny.special(kind, dtype, keep));
         let wgmma = Wgmma::ALL.into_iter().filter(move |_| arch == HOPPER);
         skinny.chain(wgmma.map(move |wgmma| wgmma.special(kind, dtype, keep))).filter(move |_| is_short)
     }
@@ -54,21 +60,30 @@ impl PackedExperts {
 /// How `expert_matmul_packed.cu` is compiled: see `packed_skinny.cuh`.
 #[derive(Clone, Copy, Debug)]
 struct Skinny {
+    warps: usize,
     halves: usize,
     depth: usize,
 }
 
 impl Skinny {
-    const WARPS: usize = 8;
     const TILES: usize = 2;
-    const ALL: [Self; 3] = [Self { halves: 1, depth: 2 }, Self { halves: 2, depth: 2 }, Self { halves: 4, depth: 1 }];
+    const ALL: [Self; 5] = [
+        Self { warps: 4, halves: 1, depth: 2 },
+        Self { warps: 8, halves: 1, depth: 2 },
+        Self { warps: 4, halves: 2, depth: 2 },
+        Self { warps: 8, halves: 2, depth: 2 },
+        Self { warps: 8, halves: 4, depth: 1 },
+    ];
 
-    fn of(tile_rows: usize) -> Option<Self> {
-        Self::ALL.into_iter().find(|skinny| tile_rows <= skinny.halves * HALF)
+    /// The one for tiles of `tile_rows` rows. Where k is large blocks are few, and have more warps to share it; elsewhere
+    /// more of them read while others begin.
+    fn of(tile_rows: usize, k: usize) -> Option<Self> {
+        let halves = tile_rows.div_ceil(HALF).next_power_of_two();
+        Self::ALL.into_iter().find(|skinny| skinny.halves == halves && (skinny.warps == 8 || k < MUCH))
     }
 
     fn special(self, kind: Kind, dtype: DType, keep: Keep) -> Special {
-        let own = [("WARPS", Self::WARPS), ("HALVES", self.halves), ("TILES", Self::TILES), ("DEPTH", self.depth)];
+        let own = [("WARPS", self.warps), ("HALVES", self.halves), ("TILES", Self::TILES), ("DEPTH", self.depth)];
         let sizes: Vec<_> = kind.macros().into_iter().chain(own).chain([keep.macro_value()]).collect();
         Special::new("expert_matmul_packed", dtype, &sizes)
     }
@@ -81,22 +96,23 @@ struct Wgmma {
 }
 
 impl Wgmma {
-    const ALL: [Self; 2] = [Self { rows: 64 }, Self { rows: 160 }];
+    const ALL: [Self; 3] = [Self { rows: 32 }, Self { rows: 64 }, Self { rows: 128 }];
 
     fn of(tile_rows: usize) -> Option<Self> {
-        let fits = |wgmma: &Self| tile_rows == wgmma.rows || tile_rows == 2 * wgmma.rows;
-        Self::ALL.into_iter().find(fits)
+        Self::ALL.into_iter().rfind(|wgmma| tile_rows >= wgmma.rows && tile_rows.is_multiple_of(wgmma.rows))
     }
 
     fn special(self, kind: Kind, dtype: DType, keep: Keep) -> Special {
-        let own = [("ROWS", self.rows), ("WARPGROUPS", 2), ("PARTS", 1), ("DEPTH", DEPTH)];
+        let own = [("ROWS", self.rows), ("DEPTH", DEPTH)];
         let sizes: Vec<_> = kind.macros().into_iter().chain(own).chain([keep.macro_value()]).collect();
         Special::new("expert_matmul_packed_wgmma", dtype, &sizes)
     }
 
-    /// Stages, two barriers each, and room to align them.
+    /// Stages, two barriers each, sums and pairs of rows, and room to align them.
     fn shared(self) -> usize {
-        1024 + DEPTH * (self.rows * CHUNK * 2 + 2 * size_of::<u64>())
+        let barriers = (DEPTH * 2 * size_of::<u64>()).next_multiple_of(128);
+        let line = (BOX + 4) * size_of::<f32>() + size_of::<u32>();
+        1024 + DEPTH * self.rows * CHUNK * 2 + barriers + self.rows * line
     }
 }
 
@@ -132,10 +148,10 @@ impl Call<'_> {
 
     /// Queues the kernel for tiles of few rows; false where it is not for these.
     fn packed_skinny(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, bias, choices, keep, out, .. } = self;
-        let Some(skinny) = Skinny::of(choices.tile_rows) else { return false };
+        let Self { x, group, bias, choices, keep, out } = self;
+        let Some(skinny) = Skinny::of(choices.tile_rows, group.k) else { return false };
         let grid = [choices.most_tiles(), out.width.div_ceil(TILE * Skinny::TILES / keep.columns())];
-        let launch = Shape { grid, block: 32 * Skinny::WARPS, shared: 0 };
+        let launch = Shape { grid, block: 32 * skinny.warps, shared: 0 };
         let special = skinny.special(experts.kind, x.dtype, *keep);
         device.launch_special(special, launch, args![out.ptr, x.ptr, experts.arguments.ptr, *bias, chosen, shape])
     }
@@ -150,8 +166,8 @@ impl Call<'_> {
         {
             return false;
         }
-        let shares = choices.tile_rows / wgmma.rows;
-        let grid = [choices.most_tiles() * shares, out.width.div_ceil(BOX / keep.columns())];
+        let parts = choices.most_tiles() * out.width.div_ceil(2 * BOX / keep.columns());
+        let grid = [parts.min(device.context.multiprocessors), 1];
         let launch = Shape { grid, block: HOPPER_THREADS, shared: wgmma.shared() };
         let special = wgmma.special(experts.kind, x.dtype, *keep);
         device.launch_special(special, launch, args![out.ptr, x.ptr, experts.arguments.ptr, *bias, chosen, shape])
@@ -161,26 +177,28 @@ impl Call<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moe::routing::tile_rows;
+    use crate::moe::routing::{ExpertStorage, tile_rows};
 
     #[test]
     fn tiles_have_a_kernel() {
         for arch in [LOWEST, HOPPER, Arch::new(10, 0)] {
             for rows in [1, 2, 8, 64, 256, 2048, 8192] {
                 for (top_k, experts) in [(2, 8), (8, 128), (1, 16), (4, 32)] {
-                    let tile = tile_rows(arch, rows, top_k, experts);
+                    let tile = tile_rows(arch, ExpertStorage::Packed, rows, top_k, experts);
                     let wgmma = arch == HOPPER && Wgmma::of(tile).is_some();
-                    assert!(Skinny::of(tile).is_some() || wgmma, "{rows} rows, tiles of {tile} on {arch}");
+                    assert!(
+                        [64, MUCH].into_iter().all(|k| Skinny::of(tile, k).is_some()) || wgmma,
+                        "{rows} rows, tiles of {tile} on {arch}"
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn stages_fit_and_have_room_for_the_sums() {
+    fn stages_and_sums_fit() {
         for wgmma in Wgmma::ALL {
             assert!(wgmma.shared() <= 226 << 10, "{wgmma:?}");
-            assert!(wgmma.rows * (BOX + 4) * size_of::<f32>() <= DEPTH * wgmma.rows * CHUNK * 2, "{wgmma:?}");
         }
     }
 }

@@ -25,16 +25,27 @@ pub(crate) const MOST_TOP_K: usize = 1024;
 /// Bytes of `struct Tile` of experts.cuh.
 const TILE_BYTES: usize = 16;
 
+/// How the experts of a device's models are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ExpertStorage {
+    Numbers,
+    /// In 4 or 8 bits.
+    Packed,
+}
+
 /// Rows of a tile: about as many as an expert has, where that can be. Tiles of other rows than here are nobody's.
-pub(crate) fn tile_rows(arch: Arch, rows: usize, top_k: usize, experts: usize) -> usize {
-    let tile = match rows * top_k / experts.max(1) {
+pub(crate) fn tile_rows(arch: Arch, stored: ExpertStorage, rows: usize, top_k: usize, experts: usize) -> usize {
+    let tile = match (rows * top_k / experts.max(1), stored) {
         _ if rows <= 1 => 1,
-        0..=4 => 8,
-        5..=10 => 16,
-        11..=24 => 32,
-        25..=40 => 64,
-        41..=140 => 160,
-        _ => 320,
+        (0..=4, _) => 8,
+        (5..=10, _) => 16,
+        (11..=24, _) => 32,
+        (25..=40, _) => 64,
+        (41..=56, ExpertStorage::Packed) => 64,
+        (41..=140, ExpertStorage::Packed) => 128,
+        (41..=140, ExpertStorage::Numbers) => 160,
+        (_, ExpertStorage::Packed) => 256,
+        (_, ExpertStorage::Numbers) => 320,
     };
     if arch == HOPPER { tile } else { tile.min(32) }
 }
@@ -50,6 +61,8 @@ pub(crate) struct Choices {
     counts: Option<Memory>,
     max_rows: usize,
     pub(crate) top_k: usize,
+    /// Of the experts that are chosen among: tiles are made for their kernels.
+    pub(crate) stored: ExpertStorage,
     /// Rows of the newest choice, the experts it was made among, and rows of its tiles.
     pub(crate) rows: usize,
     pub(crate) among: usize,
@@ -80,7 +93,8 @@ impl Choices {
         if let Some(counts) = &counts {
             device.clear(counts);
         }
-        Self { experts, weights, lists: None, tiles, counts, max_rows, top_k, rows: 0, among: 0, tile_rows: 1 }
+        let stored = ExpertStorage::Numbers;
+        Self { experts, weights, lists: None, tiles, counts, max_rows, top_k, stored, rows: 0, among: 0, tile_rows: 1 }
     }
 
     /// The choice of `experts` experts by `rows` rows begins.
@@ -91,7 +105,7 @@ impl Choices {
             self.lists = device.allocate(bytes, "lists of experts");
         }
         (self.rows, self.among) = (rows, experts);
-        self.tile_rows = tile_rows(device.context.arch, rows, self.top_k, experts);
+        self.tile_rows = tile_rows(device.context.arch, self.stored, rows, self.top_k, experts);
     }
 
     pub(crate) fn pairs(&self) -> usize {

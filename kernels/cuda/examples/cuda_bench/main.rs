@@ -8,6 +8,8 @@
 //! wherever that can. `mma`, after it: attention by the kernels that every architecture has. `no-cascade`, after that:
 //! blocks that sequences share are read by each of them; without it, once wherever two share any.
 //!
+//! `sharded`, in place of a part: products of few outputs, in every tactic.
+//!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
 //! Launches queue behind GEMMs that keep the GPU busy, so that what is timed is the GPU's work and not the host's.
@@ -19,6 +21,7 @@ mod layer;
 mod many;
 mod mixture;
 mod packed;
+mod sharded;
 
 use kernels::ops::*;
 use kernels_cuda::{AttentionBackend, CascadeAttention, CudaBackend, CudaOptions, Folders, GemmTactics, Surroundings};
@@ -96,7 +99,8 @@ fn main() -> Result<(), String> {
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
     let options = CudaOptions { gemms, attention, cascade, ..CudaOptions::default() };
-    let mut bench = Bench::open([memory * 1e12, tensor * 1e12], options)?;
+    let rates = [memory * 1e12, tensor * 1e12];
+    let mut bench = Bench::open(rates, options.clone())?;
     println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
     let models: Vec<&Model> = MODELS.iter().filter(|model| named.iter().any(|word| word == model.name)).collect();
@@ -113,7 +117,9 @@ fn main() -> Result<(), String> {
             models.iter().for_each(|model| bench.mixture(model));
         }
     }
-    bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))
+    bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
+    drop(bench);
+    if wanted("sharded") { sharded::sharded(rates, &options) } else { Ok(()) }
 }
 
 impl Bench {

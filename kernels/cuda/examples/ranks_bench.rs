@@ -34,7 +34,7 @@ const WIDTHS: [usize; 14] = [
 ];
 
 /// Rows that are added and normed, of `ROW_WIDTH` numbers.
-const ROWS: [usize; 10] = [1, 4, 16, 32, 64, 128, 256, 512, 2048, 8192];
+const ROWS: [usize; 11] = [1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192];
 const ROW_WIDTH: usize = 8192;
 
 /// How messages travel.

@@ -7,8 +7,18 @@
 
 // Warps of a block: each has a share of the inputs.
 constexpr u32 SHARES = 8;
+// Inputs of a warp's step.
+constexpr u32 STEP = 64;
 
 DEVICE uint4 load_if(const void* from, bool valid) { return valid ? *(const uint4*)from : make_uint4(0, 0, 0, 0); }
+
+// A lane's 16 bytes, from `at` and from 32 after it on, of each of N rows; zeros from `end` on.
+template <typename T, u32 N> DEVICE void load_step(uint4 (&x)[2][N], const T* const (&rows)[N], u32 at, u32 end) {
+#pragma unroll
+    for (u32 s = 0; s < 2; s++)
+#pragma unroll
+        for (u32 i = 0; i < N; i++) x[s][i] = load_if(rows[i] + at + 32 * s, at + 32 * s < end);
+}
 
 // shrunk[split][row][part][j] = the split's share of x[row] . a[slot][part][j]: blocks (parts of the output and inputs,
 // groups), where a block takes DEPTH outputs of at most 8 * TILES rows of every `gridDim.y`th group. A split has
@@ -47,31 +57,31 @@ DEVICE void shrink(const T* x, const T* a, const AdapterRows& adapters, f32* shr
         for (u32 split = first_split; split < end_split; split++) {
             const u32 begin = split * length + warp * share, end = min(begin + share, inputs);
             f32 c[TILES][4] = {};
-            for (u32 at = begin; at < end; at += 64) {
-                uint4 w[2][2];
+            // Two steps' weights are under way; the first of them come while the kernel before this one ends.
+            uint4 w[2][2][2];
 #pragma unroll
-                for (u32 s = 0; s < 2; s++)
-#pragma unroll
-                    for (u32 i = 0; i < 2; i++) {
-                        const u32 k = at + 32 * s + column;
-                        w[s][i] = load_if(weights[i] + k, k < end);
-                    }
-                // Weights come while the kernel before this one ends.
-                if (!waited) wait_for_inputs();
-                waited = true;
-#pragma unroll
-                for (u32 s = 0; s < 2; s++)
-#pragma unroll
-                    for (u32 i = 0; i < TILES; i++) {
-                        const u32 k = at + 32 * s + column;
-                        const uint4 v = load_if(from[i] + k, k < end);
-                        // The same places of both are multiplied, whichever they are in the tile.
-                        Tensor<T>::multiply(c[i], w[s][0].x, w[s][1].x, w[s][0].y, w[s][1].y, v.x, v.y);
-                        Tensor<T>::multiply(c[i], w[s][0].z, w[s][1].z, w[s][0].w, w[s][1].w, v.z, v.w);
-                    }
-            }
+            for (u32 turn = 0; turn < 2; turn++) load_step(w[turn], weights, begin + STEP * turn + column, end);
             if (!waited) wait_for_inputs();
             waited = true;
+            for (u32 at = begin; at < end; at += 2 * STEP) {
+                uint4 v[2][2][TILES];
+#pragma unroll
+                for (u32 turn = 0; turn < 2; turn++) load_step(v[turn], from, at + STEP * turn + column, end);
+#pragma unroll
+                for (u32 turn = 0; turn < 2; turn++) {
+#pragma unroll
+                    for (u32 s = 0; s < 2; s++)
+#pragma unroll
+                        for (u32 i = 0; i < TILES; i++) {
+                            const uint4 (&a)[2] = w[turn][s];
+                            const uint4& x = v[turn][s][i];
+                            // The same places of both are multiplied, whichever they are in the tile.
+                            Tensor<T>::multiply(c[i], a[0].x, a[1].x, a[0].y, a[1].y, x.x, x.y);
+                            Tensor<T>::multiply(c[i], a[0].z, a[1].z, a[0].w, a[1].w, x.z, x.w);
+                        }
+                    load_step(w[turn], weights, at + STEP * (turn + 2) + column, end);
+                }
+            }
             const u32 to = threadIdx.x % 4 * 2;
 #pragma unroll
             for (u32 i = 0; i < TILES; i++)

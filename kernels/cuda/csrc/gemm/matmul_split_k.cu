@@ -12,6 +12,9 @@
 // Blocks take one tile. Where there is room two share a multiprocessor, so that one reads while another begins or ends,
 // be it of the next kernel: a ring is full of weights before the input is there.
 //
+// What adapters add to columns that are gated is added to these sums, by the block that has the row
+// (`gate_deltas.cuh`).
+//
 // The order of a row's sum depends on k and PARTS, not on the other rows.
 #include "hopper_gemm.cuh"
 #include "hopper_rows.cuh"
@@ -27,6 +30,13 @@
 #define PARTS 4
 #define CHUNKS 2
 #define DEPTH 3
+#endif
+// Whether adapters add to what is gated.
+#ifndef ADAPTED
+#define ADAPTED 0
+#endif
+#if ADAPTED
+#include "gate_deltas.cuh"
 #endif
 
 // Threads that multiply; one warp more feeds them.
@@ -137,8 +147,8 @@ struct SplitK {
         find_factors<MULTIPLYING / 32, MOST_ROWS>(own, rows, threadIdx.x / 32, factors);
     }
 
-    // Multiplies the block's part, and leaves the sums in shared memory.
-    DEVICE void multiply() const {
+    // Multiplies the block's part, and leaves the sums in shared memory. `near_end` is called near the last step.
+    template <typename NearEnd> DEVICE void multiply(NearEnd near_end) const {
         f32 c[ROWS / 2];
         for (u32 step = 0; step < steps; step++) {
             barrier_wait(full + 8 * (step % DEPTH), step / DEPTH % 2);
@@ -146,6 +156,7 @@ struct SplitK {
             // Its stage is free as soon as can be: what is waited for is memory, not the products.
             products_wait<0>();
             if (step + DEPTH < steps && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (step % DEPTH));
+            if (step + 3 == max(steps, 3u)) near_end();
         }
         settle(c);
         named_barrier(1, MULTIPLYING);
@@ -240,6 +251,12 @@ struct SplitK {
     }
 };
 
+#if ADAPTED
+typedef TileDeltas<TYPE, ROWS, MULTIPLYING, SplitK::COLUMNS, SplitK::LINE> Added;
+static_assert(SplitK::GATED, "adapters of what is gated");
+static_assert(ROWS * SplitK::LINE * 4 + Added::BYTES <= DEPTH * SplitK::STAGE_BYTES, "room behind the sums");
+#endif
+
 extern __shared__ __align__(1024) char dynamic_shared[];
 
 // Grid: [PARTS * any number that covers w]. The map of x has boxes of 64 columns and ROWS rows, that of w is one of
@@ -248,7 +265,11 @@ extern __shared__ __align__(1024) char dynamic_shared[];
 // residual that is added to.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, BLOCKS)
     matmul_split_k(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const f32* bias,
-        const HopperShape shape, const NormBefore before, const NormAfter after) {
+        const HopperShape shape, const NormBefore before, const NormAfter after
+#if ADAPTED
+        , const f32* shrunk, u32 splits, const TYPE* b, const AdapterRows adapters, const u32* slots
+#endif
+        ) {
     SplitK it;
     it.shape = shape;
     it.plan(dynamic_shared);
@@ -258,13 +279,30 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
     if (threadIdx.x < MULTIPLYING) {
         if (after.squares && after.weight && threadIdx.x < SplitK::FOURS && it.has(threadIdx.x))
             touch(after.weight + it.column_of(threadIdx.x));
+#if ADAPTED
+        __shared__ Added::Groups groups;
+        Added added = {{adapters, slots, b, it.width}, it.column};
+        added.prepare(groups);
+#endif
         wait_for_inputs();
         // What is added to is on its way while the product is made.
         float4 addends[SplitK::AT_ONCE];
         it.fetch_addends(addends, out, threadIdx.x);
         if (before.squares) it.find(before);
-        it.multiply();
+#if ADAPTED
+        added.fetch({shrunk, splits});
+        it.multiply([&] { added.touch_weights(); });
+        // Behind the sums, where stages were.
+        uint4* staged = (uint4*)(it.sums + ROWS * SplitK::LINE);
+        added.stage(staged);
+#else
+        it.multiply([] {});
+#endif
         await_sums<PARTS>(MULTIPLYING);
+#if ADAPTED
+        added.add(groups, staged, it.sums, it.first_row, it.rows);
+        named_barrier(1, MULTIPLYING);
+#endif
         it.finish(out, bias, addends, before.squares, after);
     } else {
         if (threadIdx.x == MULTIPLYING) it.feed(&x, &w);

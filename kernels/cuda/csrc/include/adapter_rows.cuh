@@ -5,7 +5,7 @@
 #include "mma.cuh"
 
 // Ranks that a product of tensor cores sums over, and rows of one.
-constexpr u32 DEPTH = 16;
+constexpr u32 RANKS = 16;
 // Warps of a block that expands: each has outputs of its own.
 constexpr u32 EXPANDERS = 4;
 
@@ -42,14 +42,14 @@ template <typename T> DEVICE void halves(f32 x, f32 y, u32& high, u32& low) {
     low = Tensor<T>::pack(x - load(pair[0]), y - load(pair[1]));
 }
 
-// What a lane has of the products of DEPTH * TILES rows and 8 * N outputs: of row `lane / 4`, and 8 after it, the
+// What a lane has of the products of RANKS * PIECES rows and 8 * N outputs: of row `lane / 4`, and 8 after it, the
 // outputs from 2 * N * (lane % 4) on.
-template <u32 TILES, u32 N> struct Deltas {
-    f32 c[TILES][N][4];
+template <u32 PIECES, u32 N> struct Deltas {
+    f32 c[PIECES][N][4];
 
     DEVICE Deltas() {
 #pragma unroll
-        for (u32 r = 0; r < TILES; r++)
+        for (u32 r = 0; r < PIECES; r++)
 #pragma unroll
             for (u32 i = 0; i < N; i++)
 #pragma unroll
@@ -59,7 +59,7 @@ template <u32 TILES, u32 N> struct Deltas {
     DEVICE f32 of(u32 r, u32 half, u32 output) const { return c[r][output / 2][2 * half + output % 2]; }
 };
 
-// Weights of 8 * N outputs from `first` on, of `outputs`, and DEPTH of their ranks from `j` on.
+// Weights of 8 * N outputs from `first` on, of `outputs`, and RANKS of their ranks from `j` on.
 template <typename T, u32 N> struct Weights {
     u32 pairs[N][2];
 
@@ -108,14 +108,14 @@ struct Shrunk {
     }
 };
 
-// DEPTH shrunk numbers of a block's rows, in shared memory, each in two.
-template <typename T, u32 TILES> struct Staged {
-    uint2 high[DEPTH * TILES][4], low[DEPTH * TILES][4];
+// RANKS shrunk numbers of a block's rows, in shared memory, each in two.
+template <typename T, u32 PIECES> struct Staged {
+    uint2 high[RANKS * PIECES][4], low[RANKS * PIECES][4];
 
     // Whose four numbers this thread brings, of those from `first` on: a row of the step, or none.
     DEVICE static u32 row(const AdapterRows& adapters, const Group& group, u32 first) {
         const u32 index = (threadIdx.x - first) / 4;
-        return index < group.count && index < DEPTH * TILES ? adapters.order[group.first + index] : NO_ADAPTER;
+        return index < group.count && index < RANKS * PIECES ? adapters.order[group.first + index] : NO_ADAPTER;
     }
 
     DEVICE void fill(
@@ -132,12 +132,12 @@ template <typename T, u32 TILES> struct Staged {
     }
 
     // Adds products with weights. Rows past the group's last hold anything: each has sums of its own.
-    template <u32 N> DEVICE void multiply(const Weights<T, N>& weights, Deltas<TILES, N>& deltas) const {
+    template <u32 N> DEVICE void multiply(const Weights<T, N>& weights, Deltas<PIECES, N>& deltas) const {
         const u32 row = threadIdx.x % 32 / 4, four = threadIdx.x % 4;
 #pragma unroll
-        for (u32 r = 0; r < TILES; r++) {
-            const uint2 h0 = high[DEPTH * r + row][four], h1 = high[DEPTH * r + row + 8][four];
-            const uint2 l0 = low[DEPTH * r + row][four], l1 = low[DEPTH * r + row + 8][four];
+        for (u32 r = 0; r < PIECES; r++) {
+            const uint2 h0 = high[RANKS * r + row][four], h1 = high[RANKS * r + row + 8][four];
+            const uint2 l0 = low[RANKS * r + row][four], l1 = low[RANKS * r + row + 8][four];
 #pragma unroll
             for (u32 i = 0; i < N; i++) {
                 const u32 (&w)[2] = weights.pairs[i];
@@ -149,15 +149,15 @@ template <typename T, u32 TILES> struct Staged {
 };
 
 // A lane's rows of a group, of the step; those past its last are none.
-template <u32 TILES> struct RowsOf {
-    u32 at[TILES][2];
+template <u32 PIECES> struct RowsOf {
+    u32 at[PIECES][2];
 
     DEVICE RowsOf(const AdapterRows& adapters, const Group& group) {
 #pragma unroll
-        for (u32 r = 0; r < TILES; r++)
+        for (u32 r = 0; r < PIECES; r++)
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const u32 index = DEPTH * r + 8 * half + threadIdx.x % 32 / 4;
+                const u32 index = RANKS * r + 8 * half + threadIdx.x % 32 / 4;
                 at[r][half] = index < group.count ? adapters.order[group.first + index] : NO_ADAPTER;
             }
     }

@@ -30,7 +30,7 @@ template <typename T, u32 N> struct Ahead {
 };
 
 // out[row][o] += shrunk[row][part of o] . b[slot][o]: blocks (outputs, groups), where a warp takes 8 * N outputs of one
-// part and DEPTH * TILES rows of every `gridDim.y`th group. `ends` is where each part's outputs end.
+// part and RANKS * TILES rows of every `gridDim.y`th group. `ends` is where each part's outputs end.
 template <typename T, typename Out, u32 TILES>
 DEVICE void expand(
     const Shrunk& shrunk, const T* b, const AdapterRows& adapters, const u32* ends, Out* out, u32 all) {
@@ -67,7 +67,7 @@ DEVICE void expand(
                     kept[r][half].load(out + (u64)rows.at[r][half] * all + begin + own, left, whole);
         more = ahead.find(adapters, b, part, begin, outputs, all, first);
         Deltas<TILES, N> deltas;
-        for (u32 j = 0; j < rank; j += DEPTH) {
+        for (u32 j = 0; j < rank; j += RANKS) {
             if (j > 0) weights.load(from, rank, outputs, first, j);
             __syncthreads();
             staged.fill(shrunk, adapters, brought, part, j, rank, 0);

@@ -31,7 +31,7 @@ template <typename T, u32 N> struct Ahead {
 };
 
 // out = silu(gate) * up of rows [gate | up], deltas of both added first: blocks (outputs, groups), where a warp takes 8
-// * N outputs and DEPTH * TILES rows of every `gridDim.y`th group.
+// * N outputs and RANKS * TILES rows of every `gridDim.y`th group.
 template <typename T, u32 TILES>
 DEVICE void gate(
     const Shrunk& shrunk, const T* b, const AdapterRows& adapters, const T* gate_up, T* out, u32 width) {
@@ -65,7 +65,7 @@ DEVICE void gate(
             }
         more = ahead.find(adapters, b, index += gridDim.y, width, first);
         Deltas<TILES, N> deltas[2];
-        for (u32 j = 0; j < max(ranks[0], ranks[1]); j += DEPTH) {
+        for (u32 j = 0; j < max(ranks[0], ranks[1]); j += RANKS) {
 #pragma unroll
             for (u32 part = 0; part < 2; part++) {
                 const T* from = ahead.of(b, adapters, group.slot, part, width);

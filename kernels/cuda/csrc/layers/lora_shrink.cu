@@ -21,15 +21,15 @@ template <typename T, u32 N> DEVICE void load_step(uint4 (&x)[2][N], const T* co
 }
 
 // shrunk[split][row][part][j] = the split's share of x[row] . a[slot][part][j]: blocks (parts of the output and inputs,
-// groups), where a block takes DEPTH outputs of at most 8 * TILES rows of every `gridDim.y`th group. A split has
+// groups), where a block takes RANKS outputs of at most 8 * TILES rows of every `gridDim.y`th group. A split has
 // `length` inputs. Where `gridDim.x` leaves splits to no block of their own, each block sums all of them.
 template <typename T, u32 TILES>
 DEVICE void shrink(const T* x, const T* a, const AdapterRows& adapters, f32* shrunk, u32 inputs, u32 length) {
-    constexpr u32 ROWS = 8 * TILES, EACH = DEPTH * ROWS / (32 * SHARES);
-    __shared__ f32 shares[SHARES][DEPTH][ROWS];
+    constexpr u32 ROWS = 8 * TILES, EACH = RANKS * ROWS / (32 * SHARES);
+    __shared__ f32 shares[SHARES][RANKS][ROWS];
     launch_dependents();
-    const u32 tiles = (adapters.max_rank + DEPTH - 1) / DEPTH, tile = blockIdx.x % (adapters.parts * tiles);
-    const u32 part = tile / tiles, j = tile % tiles * DEPTH, splits = (inputs + length - 1) / length;
+    const u32 tiles = (adapters.max_rank + RANKS - 1) / RANKS, tile = blockIdx.x % (adapters.parts * tiles);
+    const u32 part = tile / tiles, j = tile % tiles * RANKS, splits = (inputs + length - 1) / length;
     const bool alone = gridDim.x == adapters.parts * tiles;
     const u32 first_split = alone ? 0 : blockIdx.x / (adapters.parts * tiles);
     const u32 end_split = alone ? splits : first_split + 1, share = length / SHARES;

@@ -219,12 +219,24 @@ impl CudaBackend {
     fn launch_adapted(&mut self, gemm: &Gemm, lora: Lora, gated: Option<Gated>) {
         gemm.before.iter().for_each(|split| self.launch_whole(split));
         let splits = self.lora.shrink(&mut self.device, lora);
+        if gated.is_some_and(|gated| self.run_gated_adapted(gemm, lora, splits, gated)) {
+            return;
+        }
         self.launch_gemm(&Gemm { before: None, ..*gemm });
         if gated.is_some_and(|gated| self.lora.gate(&mut self.device, lora, splits, gated.out)) {
             return;
         }
         self.lora.expand(&mut self.device, lora.site, splits, lora.out);
         gated.into_iter().for_each(|gated| self.launch(Op::Gated(gated)));
+    }
+
+    /// A GEMM of few rows, what adapters add to it, and the gate of both, in one kernel; false where none does all that.
+    fn run_gated_adapted(&mut self, gemm: &Gemm, lora: Lora, splits: usize, gated: Gated) -> bool {
+        let Some(adapters) = self.lora.of_gate(&self.device, lora, splits) else { return false };
+        let gate = Gate { activation: gated.activation, out: gated.out, prepared: None };
+        let product = product(gemm, &self.matrices, &mut self.vectors);
+        // Blocks write what others still read.
+        gated.out.ptr != gemm.x.ptr && self.matmul.run_gated_adapted(&mut self.device, &product, gate, adapters)
     }
 
     /// A GEMM that is added to a residual, and the norm of the sum, or its first half.

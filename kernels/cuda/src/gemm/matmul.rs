@@ -15,6 +15,7 @@ use crate::gemm::product::{Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts, Fused, KERNELS, Launch, Tuned};
 use crate::gemm::{matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::LOWEST;
+use crate::layers::lora_mma::GateAdapters;
 use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -299,6 +300,29 @@ impl Matmul {
     /// of `product`'s own output is undefined afterwards. False where no kernel does that: nothing happens then.
     pub(crate) fn run_gated(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Gate) -> bool {
         self.launch(device, product, &Fused::gate(Some(gate)))
+    }
+
+    /// Queues a product of few rows, what adapters add to it, and the gate of both, without writing the product's own
+    /// output; false where no kernel does that: nothing happens then.
+    pub(crate) fn run_gated_adapted(
+        &self,
+        device: &mut Device,
+        product: &Product<'_>,
+        gate: Gate,
+        adapters: GateAdapters,
+    ) -> bool {
+        let facts = Facts::of(device);
+        if product.w.packed.is_some() || [gate.out.dtype, adapters.half.dtype] != [product.w.dtype; 2] {
+            return false;
+        }
+        if matmul_skinny::may_gate(facts, product) {
+            return product.x.rows <= matmul_skinny::MOST_ADAPTED
+                && matmul_skinny::run_adapted(device, product, gate, adapters);
+        }
+        self.tactics.may_be(Tactic::SplitK)
+            && matmul_split_k::fits(facts, product)
+            && matmul_wgmma::may_gate(facts, product)
+            && matmul_split_k::run_adapted(device, product, gate, adapters)
     }
 
     /// Queues a product with parts of the norms before and after it; false where no kernel does that: nothing happens

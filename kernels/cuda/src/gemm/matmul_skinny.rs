@@ -8,6 +8,8 @@ use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::elementwise::Function;
+use crate::layers::lora_mma::{GateAdapters, Half};
+use crate::runtime::activations::View;
 use crate::runtime::arch::Arch;
 use crate::runtime::device::{Device, Shape, args};
 use kernels::ops::{DType, Epilogue};
@@ -27,6 +29,12 @@ const LONG: usize = 12 << 20;
 const DEEP: usize = 2048;
 /// Elements of 16 bytes: what a row of `w` must be a multiple of.
 const PIECE: usize = 8;
+/// Bytes of an adapter's weights of one output that are copied before they are needed: of 16 ranks.
+const COPIED_BYTES: usize = 32;
+/// Rows of `x` up to which blocks that gate add what adapters give, too: each row reads its adapter's weights for itself.
+pub(crate) const MOST_ADAPTED: usize = 4;
+/// Bytes for adapters that blocks have room for without having fewer beside them.
+const MOST_SHARED: usize = 24 << 10;
 
 /// How the kernel is compiled: warps of a block, which share `k` among them; halves of rows of `x`; tiles of rows of
 /// `w` of a block; loads under way.
@@ -167,15 +175,54 @@ pub(crate) fn run_gated(
     Gate { activation, out, .. }: Gate,
 ) -> bool {
     let Product { x, w, bias, .. } = product;
-    let config = Config::choose(x.rows, w.rows, w.cols);
-    let Some(special) = config.gated_special(w.dtype).filter(|_| out.dtype == w.dtype) else { return false };
-    let (columns, outputs) = (TILE * config.tiles / 2, w.rows / 2);
-    let shape = Shape { grid: [outputs.div_ceil(columns), 1], block: 32 * config.warps, shared: 0 };
+    let Some((special, shape, _)) = gated_launch(device, product, out) else { return false };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    let [rows, n, k] = [x.rows, outputs, w.cols].map(|number| number as u32);
+    let [rows, n, k] = [x.rows, w.rows / 2, w.cols].map(|number| number as u32);
     let function = Function::from(activation);
-    let special = divided(device.context.arch, [w.rows, w.cols], special);
     device.launch_special(special, shape, args![out.ptr, x.ptr, w.ptr(), bias, rows, n, k, function, before])
+}
+
+/// The same with what adapters add before the gate.
+pub(crate) fn run_adapted(
+    device: &mut Device,
+    product: &Product<'_>,
+    Gate { activation, out, .. }: Gate,
+    adapters: GateAdapters,
+) -> bool {
+    let Product { x, w, bias, .. } = product;
+    let Some((special, shape, columns)) = gated_launch(device, product, out) else { return false };
+    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
+    let matrix = w.ptr();
+    let GateAdapters { half, splits, slots } = adapters;
+    let Half { rows: of_rows, weights, shrunk, .. } = half;
+    let [rows, n, k, splits] = [x.rows, w.rows / 2, w.cols, splits].map(|number| number as u32);
+    let (function, before) = (Function::from(activation), Before::default());
+    // Shrunk rows, and weights of low ranks for a block's outputs of all rows (`ColumnDeltas` of gate_deltas.cuh).
+    let shrunk_bytes = x.rows * (of_rows.parts * of_rows.max_rank) as usize * size_of::<f32>();
+    let shared = shrunk_bytes + x.rows * 2 * columns * COPIED_BYTES;
+    if shared > MOST_SHARED {
+        return false;
+    }
+    let arguments =
+        args![out.ptr, x.ptr, matrix, bias, rows, n, k, function, before, shrunk, splits, weights, of_rows, slots];
+    device.launch_special(special.with("ADAPTED", 1), Shape { shared, ..shape }, arguments)
+}
+
+/// The kernel for a product and its gate, its blocks, and the outputs of one.
+fn gated_launch(device: &Device, Product { x, w, .. }: &Product<'_>, out: View) -> Option<(Special, Shape, usize)> {
+    let config = Config::choose(x.rows, w.rows, w.cols);
+    let special = config.gated_special(w.dtype).filter(|_| out.dtype == w.dtype)?;
+    let columns = TILE * config.tiles / 2;
+    let shape = Shape { grid: [(w.rows / 2).div_ceil(columns), 1], block: 32 * config.warps, shared: 0 };
+    Some((divided(device.context.arch, [w.rows, w.cols], special), shape, columns))
+}
+
+/// Kernels for products with a matrix whose outputs adapters add to before they are gated.
+pub(crate) fn adapted_specials(arch: Arch, [n, k]: [usize; 2], dtype: DType) -> Vec<Special> {
+    let gated = (1..=MOST_ADAPTED).filter_map(|rows| Config::choose(rows, n, k).gated_special(dtype));
+    let mut all: Vec<Special> = gated.map(|special| divided(arch, [n, k], special).with("ADAPTED", 1)).collect();
+    all.dedup();
+    all
 }
 
 /// All that lanes have under way comes through the cache, and so does x, again for each block; where the kernel ahead

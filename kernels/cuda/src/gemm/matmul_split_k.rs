@@ -1,14 +1,16 @@
 //! Launches `kernels/cuda/csrc/gemm/matmul_split_k.cu`: products of 17 to 128 rows on Hopper, with parts of `k` for the
 //! blocks of a cluster, what gates their outputs, and parts of norms before and after them.
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
-use crate::fusion::split_norm::may_precede;
+use crate::fusion::split_norm::{After, Before, may_precede};
 use crate::gemm::matmul_wgmma::{ALL, HopperShape};
-use crate::gemm::product::Product;
+use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::{Facts, Fused};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::layers::elementwise::Function;
+use crate::layers::lora_mma::{GateAdapters, Half};
+use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Shape, args};
 use crate::runtime::tensor_map::{tensor_map, tensor_map_of_groups};
 use kernels::ops::{Activation, DType, Epilogue};
@@ -35,6 +37,8 @@ const LEAST_STAGES: usize = 2;
 /// `k` from which on blocks may share a multiprocessor for that.
 const FEW_ROWS: usize = 64;
 const DEEP: usize = 2048;
+/// Ranks up to which adapters' deltas are made by a gated product itself: `RANKS` of adapter_rows.cuh.
+const MOST_RANK: usize = 16;
 /// Rows of a matrix, and of `x`, up to which a norm after it is a part of the product: beyond, the norm takes less than
 /// what it hides.
 const SMALL: usize = 2048;
@@ -166,23 +170,65 @@ fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<Fun
 /// Queues a product that [`fits`]; with a gate, one that `matmul_wgmma::may_gate`, whose gated outputs alone are
 /// written; with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
 pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, fused: &Fused) -> bool {
-    let Product { x, w, bias, .. } = product;
-    let (function, out) = (fused.function(), fused.gate.map_or(product.out, |gate| gate.out));
     let (before, after) = (fused.before.unwrap_or_default(), fused.after.unwrap_or_default());
-    let [n, k] = [w.rows, w.cols];
-    let Some(config) = config(Facts::of(device), product, function) else { return false };
-    let x_map = tensor_map(x.ptr, w.dtype, [x.rows, k], config.rows);
-    let w_map = tensor_map_of_groups(w.ptr(), w.dtype, [n, k], [BOX, config.chunks * CHUNK]);
-    let (Ok(x_map), Ok(w_map)) = (x_map, w_map) else { return false };
-    let shape = HopperShape::new(product, out, function);
-    let grid = [n.div_ceil(config.groups * BOX) * config.parts, 1];
-    let launch = Shape { grid, block: config.threads(), shared: config.shared() };
-    let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
-    device.launch_special(
-        config.special(w.dtype, function),
-        launch,
-        args![out.ptr, x_map, w_map, bias, shape, before, after],
-    )
+    let (function, out) = (fused.function(), fused.gate.map_or(product.out, |gate| gate.out));
+    let Some(call) = Call::new(device, product, function, out) else { return false };
+    let Call { special, launch, maps: [x_map, w_map], bias, shape } = call;
+    device.launch_special(special, launch, args![out.ptr, x_map, w_map, bias, shape, before, after])
+}
+
+/// Queues a product of few rows with its gate, and what adapters of low ranks add before that; false where it cannot be
+/// done.
+pub(crate) fn run_adapted(device: &mut Device, product: &Product<'_>, gate: Gate, adapters: GateAdapters) -> bool {
+    let GateAdapters { half, splits, slots } = adapters;
+    let Half { rows, weights, shrunk, .. } = half;
+    if product.x.rows > FEW_ROWS || rows.max_rank as usize > MOST_RANK {
+        return false;
+    }
+    let Some(call) = Call::new(device, product, Some(gate.function()), gate.out) else { return false };
+    let Call { special, launch, maps: [x_map, w_map], bias, shape } = call;
+    let (before, after, splits) = (Before::default(), After::default(), splits as u32);
+    let arguments = args![gate.out.ptr, x_map, w_map, bias, shape, before, after, shrunk, splits, weights, rows, slots];
+    device.launch_special(special.with("ADAPTED", 1), launch, arguments)
+}
+
+/// What a launch is given beside what it is fused with.
+struct Call {
+    special: Special,
+    launch: Shape,
+    /// Of `x` and `w`.
+    maps: [CUtensorMap; 2],
+    bias: CUdeviceptr,
+    shape: HopperShape,
+}
+
+impl Call {
+    fn new(device: &Device, product: &Product<'_>, function: Option<Function>, out: View) -> Option<Self> {
+        let Product { x, w, bias, .. } = product;
+        let [n, k] = [w.rows, w.cols];
+        let config = config(Facts::of(device), product, function)?;
+        let x_map = tensor_map(x.ptr, w.dtype, [x.rows, k], config.rows).ok()?;
+        let w_map = tensor_map_of_groups(w.ptr(), w.dtype, [n, k], [BOX, config.chunks * CHUNK]).ok()?;
+        let grid = [n.div_ceil(config.groups * BOX) * config.parts, 1];
+        Some(Self {
+            special: config.special(w.dtype, function),
+            launch: Shape { grid, block: config.threads(), shared: config.shared() },
+            maps: [x_map, w_map],
+            bias: bias.as_ref().map_or(0, |bias| bias.ptr()),
+            shape: HopperShape::new(product, out, function),
+        })
+    }
+}
+
+/// Kernels for products with a matrix whose outputs adapters add to before they are gated by SiLU.
+pub(crate) fn adapted_specials(facts: Facts, [n, k]: [usize; 2], dtype: DType) -> Vec<Special> {
+    if facts.arch != HOPPER || !k.is_multiple_of(CHUNK) || !n.is_multiple_of(2 * GROUP) {
+        return Vec::new();
+    }
+    let silu = Function::from(Activation::Silu);
+    let few = ROWS.into_iter().filter(|rows| *rows <= FEW_ROWS);
+    let configs = few.filter_map(|rows| Config::of(rows, [n, k], true, facts.multiprocessors));
+    configs.map(|config| config.special(dtype, Some(silu)).with("ADAPTED", 1)).collect()
 }
 
 /// What is compiled ahead: the products of usual layers, and gates are nearly always SiLU.
@@ -194,9 +240,11 @@ pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
     ROWS.into_iter().flat_map(move |rows| {
         let plain = LAYERS.map(|shape| (shape, None)).into_iter();
         let gated = [[28672, 4096], [6144, 1024]].map(|shape| (shape, Some(silu)));
-        plain.chain(gated).filter_map(move |(shape, function)| {
-            let config = Config::of(rows, shape, function.is_some(), MULTIPROCESSORS)?;
-            Some(config.special(dtype, function))
+        plain.chain(gated).flat_map(move |(shape, function)| {
+            let config = Config::of(rows, shape, function.is_some(), MULTIPROCESSORS);
+            let special = config.map(|config| config.special(dtype, function));
+            let adapted = special.filter(|_| function.is_some() && rows <= FEW_ROWS);
+            special.into_iter().chain(adapted.map(|special| special.with("ADAPTED", 1)))
         })
     })
 }

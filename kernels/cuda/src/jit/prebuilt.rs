@@ -60,7 +60,8 @@ fn usual(arch: Arch) -> Vec<Special> {
         return Vec::new();
     }
     let skinny = matmul_skinny::Config::ALL.iter().map(|config| config.special(dtype));
-    let skinny = skinny.chain(matmul_skinny::Config::ALL.iter().filter_map(|config| config.gated_special(dtype)));
+    let gated = matmul_skinny::Config::ALL.iter().filter_map(move |config| config.gated_special(dtype));
+    let skinny = skinny.chain(gated.flat_map(|special| [special, special.with("ADAPTED", 1)]));
     let plain = AttentionTypes { rows: dtype, cache: dtype.into() };
     let narrow = AttentionTypes { cache: KvDType::E4m3, ..plain };
     let caches: Vec<(AttentionTypes, usize)> =

@@ -196,6 +196,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
     ("exchange.cuh", include_str!("../../csrc/comm/exchange.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
+    ("gate_deltas.cuh", include_str!("../../csrc/gemm/gate_deltas.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
     ("hopper_codes.cuh", include_str!("../../csrc/include/hopper_codes.cuh")),
     ("hopper_gemm.cuh", include_str!("../../csrc/gemm/hopper_gemm.cuh")),

@@ -7,8 +7,11 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::adapter_groups::{AdapterGroups, MANY, NONE};
 use super::expert_lora::{self, ExpertAdapters};
-use super::lora_mma::{self, AdapterRows, Half, Parts};
+use super::lora_mma::{self, AdapterRows, GateAdapters, Half, Parts};
 use super::saved::SavedMatrices;
+use crate::gemm::table::Facts;
+use crate::gemm::{matmul_skinny, matmul_split_k};
+use crate::jit::specialization::Special;
 use crate::moe::routing::Choices;
 use crate::runtime::activations::View;
 use crate::runtime::background::{BackgroundCopies, Extent};
@@ -136,6 +139,13 @@ pub(super) fn bytes(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
     numbers.flat_map(u32::to_ne_bytes).collect()
 }
 
+/// Kernels for products of `[gate | up]` that add adapters' deltas themselves.
+fn gated_specials(device: &Device, shape: [usize; 2], dtype: DType) -> impl Iterator<Item = Special> {
+    let facts = Facts::of(device);
+    let skinny = matmul_skinny::adapted_specials(facts.arch, shape, dtype);
+    skinny.into_iter().chain(matmul_split_k::adapted_specials(facts, shape, dtype))
+}
+
 impl Adapters {
     /// A layer with empty slots.
     pub(crate) fn add_site(&mut self, device: &mut Device, staging: &mut Staging, shape: LoraShape<'_>) -> u32 {
@@ -166,6 +176,11 @@ impl Adapters {
             self.split_width = self.split_width.max(width * lora_mma::splits(inputs));
             if lora_mma::expands(device, dtype, max_rank) {
                 lora_mma::specials(dtype).into_iter().for_each(|special| device.order(special));
+                if let [gate, up] = *outputs
+                    && gate == up
+                {
+                    gated_specials(device, [gate + up, inputs], dtype).for_each(|special| device.order(special));
+                }
             }
         }
         self.sites.push(site);
@@ -324,6 +339,13 @@ impl Adapters {
     pub(crate) fn gate(&self, device: &mut Device, lora: Lora, splits: usize, out: View) -> bool {
         let site = &self.sites[lora.site as usize];
         lora.gates && self.half(site, site.b.as_ref()).gate(device, splits, lora.out, out)
+    }
+
+    /// Second halves for a product that gates what they add to; none where their types differ.
+    pub(crate) fn of_gate(&self, device: &Device, Lora { x, site, .. }: Lora, splits: usize) -> Option<GateAdapters> {
+        let site = &self.sites[site as usize];
+        let adapters = GateAdapters { half: self.half(site, site.b.as_ref()), splits, slots: self.slots() };
+        lora_mma::shrinks(device, x, site.dtype, site.max_rank).then_some(adapters)
     }
 
     /// Adds the deltas of a layer of experts to all pairs of row and expert; `x` has a row for each row, or for each

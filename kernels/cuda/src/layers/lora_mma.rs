@@ -93,6 +93,16 @@ pub(crate) struct Half {
     pub(crate) shrunk: CUdeviceptr,
 }
 
+/// A layer's second halves, for products that gate what these add to.
+#[derive(Clone, Copy)]
+pub(crate) struct GateAdapters {
+    pub(crate) half: Half,
+    /// In how many parts shrunk sums are left.
+    pub(crate) splits: usize,
+    /// The slots of the step's rows.
+    pub(crate) slots: CUdeviceptr,
+}
+
 /// Blocks for `outputs` of a layer, and for groups, many of which may be empty; `most` in all.
 fn grid(outputs: usize, layout: AdapterGroups, most: usize) -> [usize; 2] {
     [outputs, layout.groups.min((most / outputs).max(1))]

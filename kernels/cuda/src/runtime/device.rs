@@ -24,7 +24,7 @@ use crate::runtime::libraries::Folders;
 use crate::runtime::profile::Profile;
 use kernels::ops::{CaptureError, Timing};
 use launch::Module;
-pub(crate) use launch::{MOMENT, Name, Shape, args};
+pub(crate) use launch::{Argument, MOMENT, Name, Shape, args};
 
 /// A GPU with its kernels.
 pub(crate) struct Device {

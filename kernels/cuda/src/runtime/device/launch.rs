@@ -1,5 +1,7 @@
 //! What is launched: a kernel by its name, in a shape, with its arguments.
 
+use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use cudarc::driver::sys;
@@ -96,11 +98,27 @@ impl Shape {
     }
 }
 
-/// Pointers to the arguments of a launch. To be written inside the call: values that it borrows live until the end of
-/// the statement.
+/// Where an argument of a launch lies, which is borrowed until the launch has been queued.
+#[repr(transparent)]
+pub(crate) struct Argument<'a>(*mut c_void, PhantomData<&'a ()>);
+
+impl<'a> Argument<'a> {
+    pub(crate) fn of<T>(value: &'a T) -> Self {
+        Self(std::ptr::from_ref(value).cast_mut().cast(), PhantomData)
+    }
+
+    /// As the driver takes them: it writes to none.
+    pub(super) fn pointers(arguments: &mut [Self]) -> &mut [*mut c_void] {
+        // SAFETY: each is a pointer and nothing else.
+        unsafe { std::slice::from_raw_parts_mut(arguments.as_mut_ptr().cast(), arguments.len()) }
+    }
+}
+
+/// The arguments of a launch, which have to live as long as they are named: what a call returns among them lives until
+/// the end of the statement.
 macro_rules! args {
     ($($value:expr),* $(,)?) => {
-        &mut [$(std::ptr::from_ref(&$value).cast_mut().cast::<std::ffi::c_void>()),*]
+        &mut [$($crate::runtime::device::Argument::of(&$value)),*]
     };
 }
 pub(crate) use args;

@@ -1,12 +1,12 @@
 //! Launches: kernels by name or compiled for a shape, one after the other, early, or all blocks at once.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 
 use super::Device;
-use super::launch::{MOMENT, Module, Name, Shape};
+use super::launch::{Argument, MOMENT, Module, Name, Shape};
 use crate::jit::compile_queue::Compilations;
 use crate::jit::sources::{Need, Source};
 use crate::jit::specialization::{HOPPER, Special};
@@ -17,7 +17,7 @@ const SHARED_BESIDE_CACHE: i32 = 28;
 
 impl Device {
     /// Queues a kernel. `arguments` are what its signature says, from [`args`].
-    pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+    pub(crate) fn launch(&mut self, name: Name, shape: Shape, arguments: &mut [Argument<'_>]) {
         if shape.grid.contains(&0) || self.fault.is_some() {
             return;
         }
@@ -30,9 +30,9 @@ impl Device {
         function: sys::CUfunction,
         name: impl Fn() -> String,
         shape: Shape,
-        arguments: &mut [*mut c_void],
+        arguments: &mut [Argument<'_>],
     ) {
-        let Shape { grid, block, shared } = shape;
+        let (Shape { grid, block, shared }, arguments) = (shape, Argument::pointers(arguments));
         self.queue(
             || format!("{} {shape}", name()),
             // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes.
@@ -45,7 +45,7 @@ impl Device {
 
     /// Queues a kernel that is compiled for its shape, like [`Self::launch_early`]; false, and nothing happens, where
     /// it cannot be compiled.
-    pub(crate) fn launch_special(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) -> bool {
+    pub(crate) fn launch_special(&mut self, special: Special, shape: Shape, arguments: &mut [Argument<'_>]) -> bool {
         if shape.grid.contains(&0) || self.fault.is_some() {
             return true;
         }
@@ -59,7 +59,7 @@ impl Device {
         &mut self,
         special: Special,
         shape: Shape,
-        arguments: &mut [*mut c_void],
+        arguments: &mut [Argument<'_>],
     ) -> bool {
         if shape.grid.contains(&0) || self.fault.is_some() {
             return true;
@@ -71,7 +71,7 @@ impl Device {
 
     /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that
     /// writes.
-    pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [*mut c_void]) {
+    pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [Argument<'_>]) {
         if shape.grid.contains(&0) || self.fault.is_some() {
             return;
         }
@@ -108,7 +108,7 @@ impl Device {
         takes
     }
 
-    fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [*mut c_void]) {
+    fn queue_early(&mut self, function: sys::CUfunction, name: &str, shape: Shape, arguments: &mut [Argument<'_>]) {
         let mut early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -121,15 +121,20 @@ impl Device {
             |context| unsafe {
                 let attributes = if context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
                 let config = shape.config(context.stream, attributes);
-                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
-                    .result()
+                sys::cuLaunchKernelEx(
+                    &raw const config,
+                    function,
+                    Argument::pointers(arguments).as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+                .result()
             },
         );
     }
 
     /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked
     /// [`Self::blocks_at_once`].
-    pub(crate) fn launch_at_once(&mut self, special: Special, shape: Shape, arguments: &mut [*mut c_void]) {
+    pub(crate) fn launch_at_once(&mut self, special: Special, shape: Shape, arguments: &mut [Argument<'_>]) {
         let Some(function) = self.special(special, shape.shared) else { return };
         let mut together = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -142,8 +147,13 @@ impl Device {
             // attribute outlives the call.
             |context| unsafe {
                 let config = shape.config(context.stream, std::slice::from_mut(&mut together));
-                sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
-                    .result()
+                sys::cuLaunchKernelEx(
+                    &raw const config,
+                    function,
+                    Argument::pointers(arguments).as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+                .result()
             },
         );
     }

@@ -17,7 +17,7 @@ pub use blocks::{BlockShape, GgmlType};
 pub use types::TensorType;
 pub use value::Value;
 
-use crate::FilesError;
+use crate::{FilesError, WeightFiles, gguf_of};
 
 /// Roles of special tokens, and what metadata keys call them.
 const ROLES: &[(&str, &str)] = &[
@@ -31,10 +31,10 @@ const ROLES: &[(&str, &str)] = &[
     ("unk_token", "unknown"),
 ];
 
-/// The header of a GGUF file.
+/// The header of a GGUF file, or of all parts of a split one: the first one's metadata, and every part's tensors.
 #[derive(Clone, Debug)]
 pub struct Gguf {
-    file: PathBuf,
+    files: Vec<PathBuf>,
     metadata: HashMap<String, Value>,
     tensors: Vec<TensorInfo>,
 }
@@ -48,6 +48,8 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// How elements are stored.
     pub kind: TensorType,
+    /// Which of the files it lies in.
+    pub part: usize,
     /// First byte in the file.
     pub start: usize,
     /// Length in bytes.
@@ -66,9 +68,42 @@ impl Gguf {
         read::header(file)
     }
 
-    /// The file.
+    /// Reads the headers of a split file's parts; the first one's metadata count.
+    ///
+    /// # Errors
+    /// As [`Gguf::read`] has.
+    pub fn read_parts(files: &[PathBuf]) -> Result<Self, FilesError> {
+        let mut all = Self { files: Vec::new(), metadata: HashMap::new(), tensors: Vec::new() };
+        for (part, file) in files.iter().enumerate() {
+            let Self { metadata, tensors, .. } = Self::read(file)?;
+            if part == 0 {
+                all.metadata = metadata;
+            }
+            all.tensors.extend(tensors.into_iter().map(|tensor| TensorInfo { part, ..tensor }));
+            all.files.push(file.clone());
+        }
+        Ok(all)
+    }
+
+    /// The GGUF file that speaks for a model, with all its parts; see [`gguf_of`].
+    ///
+    /// # Errors
+    /// As [`gguf_of`] and [`Gguf::read`] have.
+    pub fn of_model(model: &Path) -> Result<Option<Self>, FilesError> {
+        match gguf_of(model)? {
+            Some(_) => Self::read_parts(&WeightFiles::find(model)?.files).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The file, the first one of a split.
     pub fn file(&self) -> &Path {
-        &self.file
+        self.files.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// All parts.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     /// All tensors, in the file's order.
@@ -88,15 +123,15 @@ impl Gguf {
     pub fn floats(&self, tensor: &TensorInfo) -> Result<Vec<f32>, FilesError> {
         if tensor.kind != TensorType::F32 {
             let what = format!("tensor {:?} has type {}; expected F32", tensor.name, tensor.kind.name());
-            return Err(FilesError::Unsupported { file: self.file.clone(), what });
+            return Err(FilesError::Unsupported { file: self.file().to_owned(), what });
         }
-        let mut bytes = vec![0; tensor.bytes];
+        let (mut bytes, path) = (vec![0; tensor.bytes], &self.files[tensor.part]);
         let mut read = || {
-            let mut file = File::open(&self.file)?;
+            let mut file = File::open(path)?;
             file.seek(SeekFrom::Start(tensor.start as u64))?;
             file.read_exact(&mut bytes)
         };
-        read().map_err(|source| FilesError::Read { file: self.file.clone(), source })?;
+        read().map_err(|source| FilesError::Read { file: path.clone(), source })?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 
@@ -153,7 +188,7 @@ impl Gguf {
 
     /// The error for a key that has to be there.
     pub fn missing(&self, key: &str, expected: &'static str) -> FilesError {
-        FilesError::Metadata { file: self.file.clone(), key: key.to_owned(), expected, found: "absent".to_owned() }
+        FilesError::Metadata { file: self.file().to_owned(), key: key.to_owned(), expected, found: "absent".to_owned() }
     }
 
     fn typed<'a, T>(
@@ -164,7 +199,7 @@ impl Gguf {
     ) -> Result<Option<T>, FilesError> {
         let Some(value) = self.metadata.get(key) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| FilesError::Metadata {
-            file: self.file.clone(),
+            file: self.file().to_owned(),
             key: key.to_owned(),
             expected,
             found: value.describe().to_owned(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use model_files::{FilesError, Gguf, TensorType, Value as Metadata, gguf_of};
+use model_files::{FilesError, Gguf, TensorType, Value as Metadata};
 use serde_json::{Map, Value, json};
 
 use crate::config::ConfigFile;
@@ -19,24 +19,42 @@ pub struct GgufFamily {
     pub rotates_pairs: bool,
     /// Norm weights have the 1 added that the class adds itself.
     pub norms_plus_one: bool,
+    /// There are norms before and after each part, and `post_attention_layernorm` is the one after attention.
+    pub norms_around: bool,
+    /// The class of files with experts, where there are such.
+    pub with_experts: Option<&'static str>,
 }
 
 /// Sorted by name.
 const FAMILIES: &[GgufFamily] = &[
-    GgufFamily { name: "gemma", class: "GemmaForCausalLM", rotates_pairs: false, norms_plus_one: true },
-    GgufFamily { name: "gemma2", class: "Gemma2ForCausalLM", rotates_pairs: false, norms_plus_one: true },
-    GgufFamily { name: "llama", class: "LlamaForCausalLM", rotates_pairs: true, norms_plus_one: false },
-    GgufFamily { name: "qwen2", class: "Qwen2ForCausalLM", rotates_pairs: false, norms_plus_one: false },
-    GgufFamily { name: "qwen3", class: "Qwen3ForCausalLM", rotates_pairs: false, norms_plus_one: false },
+    GgufFamily { norms_plus_one: true, ..GgufFamily::plain("gemma", "GemmaForCausalLM") },
+    GgufFamily { norms_plus_one: true, norms_around: true, ..GgufFamily::plain("gemma2", "Gemma2ForCausalLM") },
+    GgufFamily { norms_plus_one: true, norms_around: true, ..GgufFamily::plain("gemma3", "Gemma3ForCausalLM") },
+    GgufFamily {
+        rotates_pairs: true,
+        with_experts: Some("MixtralForCausalLM"),
+        ..GgufFamily::plain("llama", "LlamaForCausalLM")
+    },
+    GgufFamily::plain("qwen2", "Qwen2ForCausalLM"),
+    GgufFamily::plain("qwen3", "Qwen3ForCausalLM"),
+    GgufFamily { with_experts: Some("Qwen3MoeForCausalLM"), ..GgufFamily::plain("qwen3moe", "Qwen3MoeForCausalLM") },
 ];
 
 /// Control tokens that end a turn; files often name only the one that ends a text.
 const TURN_ENDS: &[&str] = &["<|eom_id|>", "<|eot_id|>", "<|end|>", "<|im_end|>", "<end_of_turn>"];
 
+/// Families whose largest model, told by its layers, scales scores by its width over its heads.
+const LARGEST_BY_WIDTH: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+
 /// The number of control tokens in `tokenizer.ggml.token_type`.
 const CONTROL: f64 = 3.0;
 
 impl GgufFamily {
+    /// Files that differ in nothing.
+    const fn plain(name: &'static str, class: &'static str) -> Self {
+        Self { name, class, rotates_pairs: false, norms_plus_one: false, norms_around: false, with_experts: None }
+    }
+
     /// All, sorted by name.
     pub fn all() -> &'static [Self] {
         FAMILIES
@@ -62,16 +80,16 @@ impl ConfigFile {
     /// The description of a model: `config.json` of a folder, or what the metadata say of a GGUF file (or of a folder
     /// that holds one and no other weights).
     pub fn of_model(model: &Path) -> Result<Self, ConfigError> {
-        match gguf_of(model)? {
-            Some(file) => Self::of_gguf(&Gguf::read(&file)?),
+        match Gguf::of_model(model)? {
+            Some(gguf) => Self::of_gguf(&gguf),
             None => Self::read(&model.join("config.json")),
         }
     }
 
     /// The same of a model that need not have a description.
     pub fn of_model_optional(model: &Path) -> Result<Option<Self>, ConfigError> {
-        match gguf_of(model)? {
-            Some(file) => Self::of_gguf(&Gguf::read(&file)?).map(Some),
+        match Gguf::of_model(model)? {
+            Some(gguf) => Self::of_gguf(&gguf).map(Some),
             None => Self::read_optional(&model.join("config.json")),
         }
     }
@@ -82,6 +100,7 @@ impl ConfigFile {
         let reader = Reader { gguf, family };
         let mut object = Map::new();
         reader.sizes(&mut object)?;
+        reader.experts(&mut object)?;
         reader.tokens(&mut object)?;
         if let Some(scaling) = reader.rope_scaling()? {
             object.insert("rope_scaling".to_owned(), scaling);
@@ -126,9 +145,6 @@ impl Reader<'_> {
     }
 
     fn sizes(&self, object: &mut Map<String, Value>) -> Result<(), ConfigError> {
-        if self.size("expert_count")?.is_some_and(|experts| experts > 0) {
-            return Err(self.unsupported("experts are not read from GGUF files; use the safetensors files".to_owned()));
-        }
         let embedding = self.gguf.tensor("token_embd.weight").and_then(|tensor| tensor.shape.first());
         let heads = self.needed("attention.head_count")?;
         let (keys, values) = (self.size("attention.key_length")?, self.size("attention.value_length")?);
@@ -162,11 +178,32 @@ impl Reader<'_> {
                 object.insert(key.to_owned(), self.gguf.tensor(tensor).is_some().into());
             }
         }
-        if self.family.name == "gemma2" {
-            // The scale of scores is not in the file: the largest model divides by its width, the others by a head's.
-            let by_width = self.needed("block_count")? == 46;
+        // The scale of scores is not in the file: of two generations the largest model divides by its width, the others
+        // by a head's.
+        if let Some((_, largest)) = LARGEST_BY_WIDTH.iter().find(|(name, _)| *name == self.family.name) {
+            let by_width = self.needed("block_count")? == *largest;
             let scalar = if by_width { hidden / heads.max(1) } else { keys.unwrap_or(256) };
             object.insert("query_pre_attn_scalar".to_owned(), scalar.into());
+        }
+        Ok(())
+    }
+
+    /// Experts, where there are any.
+    fn experts(&self, object: &mut Map<String, Value>) -> Result<(), ConfigError> {
+        let Some(experts) = self.size("expert_count")?.filter(|experts| *experts > 0) else { return Ok(()) };
+        let Some(class) = self.family.with_experts else {
+            let what = format!("experts of the architecture {:?}; use the safetensors files", self.family.name);
+            return Err(self.unsupported(what));
+        };
+        let fields = json!({
+            "architectures": [class],
+            "num_local_experts": experts,
+            "num_experts_per_tok": self.needed("expert_used_count")?,
+            "moe_intermediate_size": self.size("expert_feed_forward_length")?,
+            "norm_topk_prob": true,
+        });
+        if let Value::Object(fields) = fields {
+            object.extend(fields);
         }
         Ok(())
     }

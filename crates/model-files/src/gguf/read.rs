@@ -38,7 +38,7 @@ pub(super) fn header(path: &Path) -> Result<Gguf, FilesError> {
     };
     let file = path.to_owned();
     match parse() {
-        Ok((metadata, tensors)) => Ok(Gguf { file, metadata, tensors }),
+        Ok((metadata, tensors)) => Ok(Gguf { files: vec![file], metadata, tensors }),
         Err(Fault::Read(source)) => Err(FilesError::Read { file, source }),
         Err(Fault::Damaged(reason)) => Err(FilesError::Damaged { file, reason }),
         Err(Fault::Unsupported(what)) => Err(FilesError::Unsupported { file, what }),
@@ -193,6 +193,7 @@ impl Raw {
                 name,
                 shape: shape.into_iter().map(|extent| extent as usize).collect(),
                 kind,
+                part: 0,
                 start: start as usize,
                 bytes: bytes as usize,
             }),

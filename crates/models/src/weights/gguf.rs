@@ -4,6 +4,7 @@ mod names;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use kernels::ops::DType;
@@ -21,7 +22,28 @@ pub(super) struct GgufFiles {
     family: &'static GgufFamily,
     heads: Heads,
     parts: Vec<(PathBuf, Mmap)>,
-    tensors: HashMap<String, (usize, TensorInfo)>,
+    tensors: HashMap<String, TensorInfo>,
+}
+
+/// What a name stands for.
+struct Found<'a> {
+    tensor: &'a TensorInfo,
+    /// One of so many equal parts, where it is not the whole tensor.
+    expert: Option<(usize, usize)>,
+}
+
+impl<'a> Found<'a> {
+    fn shape(&self) -> &'a [usize] {
+        &self.tensor.shape[usize::from(self.expert.is_some())..]
+    }
+
+    /// Its bytes in the file.
+    fn range(&self) -> Range<usize> {
+        let (number, count) = self.expert.unwrap_or((0, 1));
+        let bytes = self.tensor.bytes / count;
+        let start = self.tensor.start + number * bytes;
+        start..start + bytes
+    }
 }
 
 /// Heads whose rows may be permuted.
@@ -33,30 +55,32 @@ struct Heads {
 impl GgufFiles {
     /// Maps the files and reads their headers; the first one's metadata count.
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
-        let (mut first, mut parts, mut tensors) = (None, Vec::new(), HashMap::new());
-        for file in files {
-            let gguf = Gguf::read(file)?;
-            let map = map(file)?;
-            for tensor in gguf.tensors() {
-                // The file may have changed since its header was read.
-                if tensor.start + tensor.bytes > map.len() {
-                    let reason = format!("{:?} is cut off", tensor.name);
-                    return Err(FilesError::Damaged { file: file.clone(), reason }.into());
-                }
-                tensors.insert(tensor.name.clone(), (parts.len(), tensor.clone()));
+        let gguf = Gguf::read_parts(files)?;
+        let parts: Vec<(PathBuf, Mmap)> =
+            files.iter().map(|file| Ok((file.clone(), map(file)?))).collect::<Result<_, LoadError>>()?;
+        for tensor in gguf.tensors() {
+            let (file, map) = &parts[tensor.part];
+            // The file may have changed since its header was read.
+            if tensor.start + tensor.bytes > map.len() {
+                let reason = format!("{:?} is cut off", tensor.name);
+                return Err(FilesError::Damaged { file: file.clone(), reason }.into());
             }
-            parts.push((file.clone(), map));
-            first.get_or_insert(gguf);
         }
-        let Some(first) = first else {
-            return Err(FilesError::Damaged { file: PathBuf::new(), reason: "no file".to_owned() }.into());
-        };
-        let family = GgufFamily::of(&first)?;
-        Ok(Self { family, heads: Heads::read(&first, family)?, parts, tensors })
+        let family = GgufFamily::of(&gguf)?;
+        let tensors = gguf.tensors().iter().map(|tensor| (tensor.name.clone(), tensor.clone())).collect();
+        Ok(Self { family, heads: Heads::read(&gguf, family)?, parts, tensors })
     }
 
-    fn tensor(&self, name: &str) -> Option<&(usize, TensorInfo)> {
-        self.tensors.get(&names::stored(name)?)
+    /// The tensor of that name, or the expert of that name in a tensor of all.
+    fn tensor(&self, name: &str) -> Option<Found<'_>> {
+        let stored = names::stored(name, self.family)?;
+        if let Some(tensor) = self.tensors.get(&stored.name) {
+            return Some(Found { tensor, expert: None });
+        }
+        let names::Expert { tensor, number } = stored.expert?;
+        let tensor = self.tensors.get(&tensor)?;
+        let count = *tensor.shape.first().filter(|count| tensor.shape.len() == 3 && number < **count)?;
+        Some(Found { tensor, expert: Some((number, count)) })
     }
 
     /// The elements as the architecture means them.
@@ -89,9 +113,9 @@ impl GgufFiles {
 
 impl Files for GgufFiles {
     fn find<'a>(&'a self, name: &str) -> Option<Tensor<'a>> {
-        let (part, tensor) = self.tensor(name)?;
-        let element = element(tensor.kind);
-        Some(Tensor { file: &self.parts[*part].0, name: name.to_owned(), shape: &tensor.shape, element })
+        let found = self.tensor(name)?;
+        let (file, element) = (&self.parts[found.tensor.part].0, element(found.tensor.kind));
+        Some(Tensor { file, name: name.to_owned(), shape: found.shape(), element })
     }
 
     fn names(&self) -> Vec<&str> {
@@ -99,9 +123,9 @@ impl Files for GgufFiles {
     }
 
     fn bytes(&self, name: &str) -> Result<Cow<'_, [u8]>, LoadError> {
-        let Some((part, tensor)) = self.tensor(name) else { return Ok(Cow::default()) };
-        let bytes = &self.parts[*part].1[tensor.start..tensor.start + tensor.bytes];
-        Ok(self.elements(name, tensor, bytes))
+        let Some(found) = self.tensor(name) else { return Ok(Cow::default()) };
+        let bytes = &self.parts[found.tensor.part].1[found.range()];
+        Ok(self.elements(name, found.tensor, bytes))
     }
 }
 

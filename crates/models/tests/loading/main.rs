@@ -1,6 +1,7 @@
 //! Loading: what is read, what is refused and how, random weights, and the echo model.
 
 mod cache_scales;
+mod gguf;
 mod moe;
 mod pickle;
 mod torch;

@@ -139,7 +139,9 @@ fn folder(row: &Row) -> String {
 fn quantised(class: &str, rows: &[&Row]) -> String {
     let checked: BTreeSet<String> = rows.iter().filter_map(|row| row.quantization.clone()).collect();
     let mut found: Vec<String> = checked.into_iter().collect();
-    if found.is_empty() && GgufFamily::all().iter().any(|family| family.class == class) {
+    if found.is_empty()
+        && GgufFamily::all().iter().any(|family| family.class == class || family.with_experts == Some(class))
+    {
         found.push("gguf, not checked".to_owned());
     }
     if found.is_empty() { "no".to_owned() } else { found.join(", ") }

@@ -1,25 +1,62 @@
 //! What GGUF files call the weights that Llama's files, and those that follow them, call otherwise.
 
+use model_spec::GgufFamily;
+
+/// Where a weight is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct StoredName {
+    pub name: String,
+    /// Where else: experts have a tensor each in old files, one for all in newer ones.
+    pub expert: Option<Expert>,
+}
+
+/// One of the experts in a tensor of all.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Expert {
+    pub tensor: String,
+    pub number: usize,
+}
+
 /// The tensor in the file for a name such as `model.layers.3.self_attn.q_proj.weight`.
-pub(super) fn stored(name: &str) -> Option<String> {
+pub(super) fn stored(name: &str, family: &GgufFamily) -> Option<StoredName> {
     let (stem, ending) = name.rsplit_once('.')?;
-    let stored = match stem {
-        "model.embed_tokens" => "token_embd".to_owned(),
-        "model.norm" => "output_norm".to_owned(),
-        "lm_head" => "output".to_owned(),
-        _ => {
-            let (layer, part) = stem.strip_prefix("model.layers.")?.split_once('.')?;
-            let (_, stored) = PARTS.iter().find(|(name, _)| *name == part)?;
-            format!("blk.{layer}.{stored}")
-        }
+    let whole = |stored: String| StoredName { name: format!("{stored}.{ending}"), expert: None };
+    let (layer, part) = match stem {
+        "model.embed_tokens" => return Some(whole("token_embd".to_owned())),
+        "model.norm" => return Some(whole("output_norm".to_owned())),
+        "lm_head" => return Some(whole("output".to_owned())),
+        _ => stem.strip_prefix("model.layers.")?.split_once('.')?,
     };
-    Some(format!("{stored}.{ending}"))
+    if let Some((number, stored)) = expert(part) {
+        let expert = Expert { tensor: format!("blk.{layer}.{stored}_exps.{ending}"), number };
+        return Some(StoredName { expert: Some(expert), ..whole(format!("blk.{layer}.{stored}.{number}")) });
+    }
+    if family.norms_around && part == "post_attention_layernorm" {
+        return Some(whole(format!("blk.{layer}.post_attention_norm")));
+    }
+    let (_, stored) = PARTS.iter().find(|(name, _)| *name == part)?;
+    Some(whole(format!("blk.{layer}.{stored}")))
+}
+
+/// The number of the expert that a part of a layer is of, and what files call its projection.
+fn expert(part: &str) -> Option<(usize, &'static str)> {
+    let part = part.strip_prefix("mlp.experts.").or_else(|| part.strip_prefix("block_sparse_moe.experts."))?;
+    let (number, projection) = part.split_once('.')?;
+    let stored = match projection {
+        "gate_proj" | "w1" => "ffn_gate",
+        "up_proj" | "w3" => "ffn_up",
+        "down_proj" | "w2" => "ffn_down",
+        _ => return None,
+    };
+    Some((number.parse().ok()?, stored))
 }
 
 /// Parts of a layer, sorted.
 const PARTS: &[(&str, &str)] = &[
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("input_layernorm", "attn_norm"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("post_attention_layernorm", "ffn_norm"),
@@ -53,4 +90,40 @@ pub(super) fn projection(name: &str) -> Option<Projection> {
 /// Whether a tensor scales what a norm has normalised.
 pub(super) fn is_norm(name: &str) -> bool {
     name.ends_with("norm.weight")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_sorted() {
+        assert!(PARTS.is_sorted());
+    }
+
+    #[test]
+    fn a_norm_after_attention_is_not_the_one_before_the_mlp() {
+        let of = |family: &str, name: &str| {
+            let family = GgufFamily::all().iter().find(|one| one.name == family).expect("a family");
+            stored(&format!("model.layers.3.{name}.weight"), family).expect("a name").name
+        };
+        assert_eq!(of("llama", "post_attention_layernorm"), "blk.3.ffn_norm.weight");
+        for family in ["gemma2", "gemma3"] {
+            assert_eq!(of(family, "post_attention_layernorm"), "blk.3.post_attention_norm.weight");
+            assert_eq!(of(family, "pre_feedforward_layernorm"), "blk.3.ffn_norm.weight");
+            assert_eq!(of(family, "post_feedforward_layernorm"), "blk.3.post_ffw_norm.weight");
+        }
+    }
+
+    #[test]
+    fn experts_lie_in_a_tensor_each_or_in_one_of_all() {
+        let found = |name: &str| stored(name, &GgufFamily::all()[0]).expect("a name");
+        let expected = StoredName {
+            name: "blk.1.ffn_down.7.weight".to_owned(),
+            expert: Some(Expert { tensor: "blk.1.ffn_down_exps.weight".to_owned(), number: 7 }),
+        };
+        assert_eq!(found("model.layers.1.mlp.experts.7.down_proj.weight"), expected);
+        assert_eq!(found("model.layers.1.block_sparse_moe.experts.7.w2.weight"), expected);
+        assert_eq!(found("model.layers.1.mlp.gate.weight").name, "blk.1.ffn_gate_inp.weight");
+    }
 }

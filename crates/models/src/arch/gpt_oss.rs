@@ -2,8 +2,8 @@
 //! interleaved.
 
 use model_spec::{
-    Activation, AttentionSpec, Biases, ConfigError, LayerNorms, LayerSpec, MlpKind, NormSpec, Residual, RopeStyle,
-    RoutingSpec,
+    Activation, AttentionSpec, Biases, ConfigError, ConfigFile, LayerNorms, LayerSpec, MlpKind, NormSpec, Residual,
+    RopeStyle, RoutingSpec,
 };
 
 use super::expert_naming::{ExpertNaming, StackedParam};
@@ -34,7 +34,15 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
         residual_scale: 1.0,
     });
     let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
-    Ok(Blueprint { spec, names: Naming { part, experts: stacked(count), ..LLAMA }.names() })
+    let experts = if has_linear_experts(config)? { ExpertNaming::USUAL } else { stacked(count) };
+    Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
+}
+
+/// Whether a tool has quantised the experts as linear layers, for which it takes them apart.
+fn has_linear_experts(config: &ConfigFile) -> Result<bool, ConfigError> {
+    let Some(quantization) = config.object("quantization_config")? else { return Ok(false) };
+    let method = quantization.text_or("quant_method", "")?;
+    Ok(["auto-round", "awq", "compressed-tensors", "gptq"].contains(&method.as_str()))
 }
 
 fn stacked(count: usize) -> ExpertNaming {

@@ -111,13 +111,10 @@ pub(crate) struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     /// A tensor, if it is there. Files saved from a model without its head lack the first word: `h.0.ln_1` stands for
-    /// `transformer.h.0.ln_1`. The first BERTs' norms have a `gamma` and a `beta`.
+    /// `transformer.h.0.ln_1`. Other writers' names count too: see [`other_name`].
     pub(crate) fn get(self, name: &str) -> Option<Tensor<'a>> {
         let find = |name: &str| self.files.find(name).or_else(|| self.files.find(name.split_once('.')?.1));
-        find(name).or_else(|| {
-            let (norm, ending) = name.rsplit_once('.').filter(|(norm, _)| norm.ends_with("LayerNorm"))?;
-            find(&format!("{norm}.{}", if ending == "weight" { "gamma" } else { "beta" }))
-        })
+        find(name).or_else(|| find(&other_name(name)?))
     }
 
     /// A tensor that must be there.
@@ -151,6 +148,18 @@ impl<'a> Tensors<'a> {
         }
         Ok(self.numbers(&tensor)?[0])
     }
+}
+
+/// What other writers call a tensor: the first BERTs' norms have a `gamma` and a `beta`, and tools that quantise
+/// Mixtral name its experts' projections as other families do.
+fn other_name(name: &str) -> Option<String> {
+    if name.contains(".block_sparse_moe.experts.") {
+        let pieces = [(".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj.")];
+        let (from, to) = pieces.into_iter().find(|(from, _)| name.contains(from))?;
+        return Some(name.replace(from, to));
+    }
+    let (norm, ending) = name.rsplit_once('.').filter(|(norm, _)| norm.ends_with("LayerNorm"))?;
+    Some(format!("{norm}.{}", if ending == "weight" { "gamma" } else { "beta" }))
 }
 
 impl TensorLocation {

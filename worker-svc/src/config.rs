@@ -21,8 +21,9 @@ pub(crate) use stages::Place;
 pub use stages::StageArgs;
 
 /// What `--quantization` names.
-const QUANTIZATIONS: [&str; 19] = [
+const QUANTIZATIONS: [&str; 22] = [
     "none",
+    "auto-round",
     "auto_awq",
     "auto_gptq",
     "awq",
@@ -35,10 +36,12 @@ const QUANTIZATIONS: [&str; 19] = [
     "gpt_oss_mxfp4",
     "gptq",
     "gptq_marlin",
+    "inc",
     "int4",
     "int8_per_channel_weight_only",
     "modelopt",
     "modelopt_fp4",
+    "moe_wna16",
     "mxfp4",
     "squeezellm",
 ];

@@ -126,20 +126,6 @@ pub enum LoadError {
         /// `quant_method`.
         method: &'static str,
     },
-    /// A rank's columns of a weight begin inside a group that shares a scale.
-    #[error(
-        "tensor {tensor:?} has a scale for {group} columns, and a rank would begin inside them, with columns \
-         {columns:?}; \
-         choose another tensor-parallel size"
-    )]
-    CutGroup {
-        /// The tensor.
-        tensor: String,
-        /// Columns of the rank.
-        columns: std::ops::Range<usize>,
-        /// Columns that share a scale.
-        group: usize,
-    },
     /// Activations that a checkpoint wants rounded, which cannot be done.
     #[error("inputs of {tensor:?} cannot be rounded as the checkpoint asks: {reason}")]
     Activations {

@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::Quantized;
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, OfGroup};
 use super::input::InputScheme;
-use super::packed::{Numbers, check, whole_shape};
+use super::packed::{Numbers, check, greatest_common_divisor, whole_shape};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 
@@ -163,8 +163,4 @@ impl<'a> State<'a> {
             upright: true,
         })
     }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a.max(1) } else { greatest_common_divisor(b, a % b) }
 }

@@ -8,7 +8,8 @@
 //!                  X.weight_g_idx       [in]                   the group of each input, where actorder is "group"
 //! integers         X.weight             [out, in]  I8, with scales and zero points as above
 //! 8-bit floats     X.weight             [out, in]  F8_E4M3, with X.weight_scale: one number, [out, 1], or [out / rows,
-//!                                       in / cols] of a block, rounded up
+//!                                       in / cols] of a block, rounded up; [out, in / 32] of a group, where bytes
+//!                                       are exponents of two plus 127 (MXFP8)
 //! 4-bit floats     see `float4.rs`
 //! activations      X.input_scale        one number, where they have static scales
 //! ```

@@ -124,6 +124,35 @@ fn gptq_of_all_bits_and_both_kinds_of_zero_points() {
 }
 
 #[test]
+fn auto_round_in_both_layouts() {
+    let (codes, zeros, scale) = (numbers(OUT * IN, 16, 1), numbers(2 * OUT, 15, 2), scales(2 * OUT));
+    let weight = |zero: u32| {
+        let (codes, zeros, scale) = (&codes, &zeros, &scale);
+        move |row: usize, col: usize| {
+            let at = col / 32 * OUT + row;
+            (codes[row * IN + col] as f32 - (zeros[at] + zero) as f32) * scale[at]
+        }
+    };
+    let config = |packing: &str| {
+        format!(r#"{{"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "{packing}"}}"#)
+    };
+    let scale_tensor = f16s("scales", &[2, OUT], &scale);
+    let made = [
+        i32s("qweight", &turned(&words(&rows(&codes, IN), 4))),
+        i32s("qzeros", &words(&rows(&zeros, OUT), 4)),
+        scale_tensor.clone(),
+    ];
+    check(&config("auto_round:auto_gptq"), &made, weight(1));
+    // Eight outputs a word, in AWQ's order.
+    let ordered =
+        |line: &Vec<u32>| line.chunks(8).flat_map(|word| [0, 2, 4, 6, 1, 3, 5, 7].map(|at| word[at])).collect();
+    let packed = |lines: Vec<Vec<u32>>| words(&lines.iter().map(ordered).collect::<Vec<_>>(), 4);
+    let made =
+        [i32s("qweight", &packed(turned(&rows(&codes, IN)))), i32s("qzeros", &packed(rows(&zeros, OUT))), scale_tensor];
+    check(&config("auto_round:auto_awq"), &made, weight(0));
+}
+
+#[test]
 fn symmetric_codes_of_two_and_three_bits_keep_their_middle() {
     for bits in [2, 3] {
         let (codes, scale) = (numbers(OUT * IN, 1 << bits, 1), scales(OUT));
@@ -252,6 +281,23 @@ fn floats_of_four_bits() {
     let config = group(r#"{"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}"#);
     let made = [stored("weight_packed"), bytes("weight_scale", Dtype::U8, &[OUT, 2], exponents.clone())];
     check(&config, &made, |row, col| weight(row, col) * 2.0_f32.powi(i32::from(exponents[row * 2 + col / 32]) - 127));
+}
+
+/// MXFP8: a power of two for 32 columns, as an exponent plus 127.
+#[test]
+fn floats_of_eight_bits_with_exponents_as_scales() {
+    let codes: Vec<u8> = numbers(OUT * IN, 120, 1).into_iter().map(|code| code as u8).collect();
+    let exponents: Vec<u8> = numbers(OUT * 2, 20, 3).into_iter().map(|number| number as u8 + 117).collect();
+    let made = [
+        bytes("weight", Dtype::F8_E4M3, &[OUT, IN], codes.clone()),
+        bytes("weight_scale", Dtype::U8, &[OUT, 2], exponents.clone()),
+    ];
+    let compressed = group(r#"{"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32}"#);
+    for config in [compressed.as_str(), r#"{"quant_method": "modelopt", "quant_algo": "MXFP8"}"#] {
+        check(config, &made, |row, col| {
+            e4m3::decode(codes[row * IN + col]) * 2.0_f32.powi(i32::from(exponents[row * 2 + col / 32]) - 127)
+        });
+    }
 }
 
 #[test]

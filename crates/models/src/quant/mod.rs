@@ -5,6 +5,7 @@
 //! multiplies by that or by decoded numbers, how slices are stacked, and which part of a weight a rank needs is decided
 //! elsewhere, once for all methods.
 
+mod auto_round;
 mod awq;
 mod bitsandbytes;
 mod compressed_tensors;
@@ -35,6 +36,7 @@ use crate::weights::{DummyFormat, Fetched, Slice, Stored, Tensors, spread};
 
 /// Methods by their `quant_method`, sorted.
 const METHODS: &[(&str, Read)] = &[
+    ("auto-round", auto_round::read),
     ("awq", awq::read),
     ("bitsandbytes", bitsandbytes::read),
     ("compressed-tensors", compressed_tensors::read),
@@ -53,6 +55,9 @@ const ALIASES: &[(&str, &str)] = &[
     ("awq_marlin", "awq"),
     ("gpt_oss_mxfp4", "mxfp4"),
     ("gptq_marlin", "gptq"),
+    ("inc", "auto-round"),
+    ("moe_wna16", "awq"),
+    ("moe_wna16", "gptq"),
     ("modelopt_fp4", "modelopt"),
 ];
 
@@ -175,8 +180,10 @@ pub(crate) fn check_asked(asked: Option<&str>, found: Option<&'static str>) -> R
     if let (Some(online), None) = (asked.and_then(Online::named), found) {
         return Ok(Some(online));
     }
-    let method = |asked| ALIASES.iter().find(|(alias, _)| *alias == asked).map_or(asked, |(_, method)| *method);
-    let Some(asked) = asked.filter(|asked| Some(method(*asked)) != found) else { return Ok(None) };
+    let means = |asked: &str| {
+        Some(asked) == found || ALIASES.iter().any(|(alias, method)| *alias == asked && Some(*method) == found)
+    };
+    let Some(asked) = asked.filter(|asked| !means(asked)) else { return Ok(None) };
     Err(LoadError::Quantization { asked: asked.to_owned(), found: found.unwrap_or("not quantised") })
 }
 
@@ -206,12 +213,16 @@ mod tests {
         };
         check(
             r#"{"quant_method": "quip"}"#,
-            &["quantization_config.quant_method", "quip", "awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8"],
+            &[
+                "quantization_config.quant_method",
+                "quip",
+                "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8",
+            ],
         );
         check(r#"{"quant_method": "gptq", "bits": 5}"#, &["bits", "2, 3, 4 and 8"]);
         check(r#"{"quant_method": "gptq", "group_size": 0}"#, &["group_size", "-1"]);
         check(r#"{"quant_method": "gptq", "checkpoint_format": "marlin"}"#, &["checkpoint_format", "gptq_v2"]);
-        check(r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#, &["quant_algo", "FP8 and NVFP4"]);
+        check(r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#, &["quant_algo", "MXFP8 and NVFP4"]);
         check(r#"{"quant_method": "squeezellm", "wbits": 3}"#, &["wbits", "4 bits"]);
         check(
             r#"{"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}"#,
@@ -225,6 +236,8 @@ mod tests {
             r#"{"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]}"#,
             &["activation_scheme", "weight_block_size"],
         );
+        check(r#"{"quant_method": "auto-round", "data_type": "nv_fp"}"#, &["data_type", "int"]);
+        check(r#"{"quant_method": "auto-round", "packing_format": "odd"}"#, &["packing_format", "auto_round:auto_awq"]);
         check(r#"{"quant_method": "awq", "bits": 8}"#, &["bits", "4 bits"]);
         check(r#"{"quant_method": "awq", "version": "exllama"}"#, &["version", "gemm and gemv"]);
         let group = |weights: &str| {
@@ -236,7 +249,8 @@ mod tests {
         check(&group(r#"{"type": "int", "num_bits": 3, "strategy": "group"}"#), &["int of 3 bits", "float of 8 bits"]);
         check(&group(r#"{"type": "int", "num_bits": 4, "strategy": "block"}"#), &["strategy", "channel"]);
         check(r#"{"quant_method": "compressed-tensors", "format": "marlin-24"}"#, &["format", "sparse"]);
-        check(&group(r#"{"type": "float", "num_bits": 8, "strategy": "group"}"#), &["strategy", "channel"]);
+        check(&group(r#"{"type": "float", "num_bits": 8, "strategy": "group"}"#), &["group_size"]);
+        check(&group(r#"{"type": "float", "num_bits": 8, "strategy": "token"}"#), &["strategy", "channel"]);
     }
 
     #[test]
@@ -270,7 +284,12 @@ mod tests {
         let message = check_asked(Some("awq"), Some("fp8")).expect_err("another").to_string();
         assert!(message.contains("awq") && message.contains("fp8"), "{message}");
         assert!(check_asked(Some("gptq"), None).expect_err("none").to_string().contains("not quantised"));
-        assert!(check_asked(Some("gptq_marlin"), Some("gptq")).expect("an alias").is_none());
+        for (alias, method) in
+            [("gptq_marlin", "gptq"), ("moe_wna16", "gptq"), ("moe_wna16", "awq"), ("inc", "auto-round")]
+        {
+            assert!(check_asked(Some(alias), Some(method)).expect("an alias").is_none());
+        }
+        assert!(check_asked(Some("moe_wna16"), Some("fp8")).is_err());
         assert!(check_asked(Some("int4"), Some("gptq")).is_err());
         assert_eq!(check_asked(Some("fp8"), None).expect("numbers"), Some(Online::Fp8));
     }

@@ -1,15 +1,16 @@
-//! `modelopt`: what NVIDIA's Model Optimizer writes. Weights as 8-bit floats with one scale a tensor, or NVFP4
-//! (`float4.rs`).
+//! `modelopt`: what NVIDIA's Model Optimizer writes. Weights as 8-bit floats, or NVFP4 (`float4.rs`).
 //!
 //! ```text
 //! X.weight        [out, in]  F8_E4M3
-//! X.weight_scale  one number: weight = code * scale
-//! X.input_scale   one number
+//! X.weight_scale  one number, or [out] of FP8_PER_CHANNEL_PER_TOKEN: weight = code * scale; of MXFP8 [out, in / 32]
+//!                 bytes, exponents of two plus 127
+//! X.input_scale   one number, of FP8
 //! ```
 //! Modules that `ignore` or `exclude_modules` names are stored as plain numbers, and found so.
 
 use model_spec::{ConfigError, ConfigFile};
 
+use super::float4::MX_BLOCK;
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod};
 use super::input::InputScheme;
 use super::scaled::ScaledE4m3;
@@ -23,8 +24,13 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     let config = inner.as_ref().unwrap_or(config);
     let weights: Box<dyn Quantization> = match config.text_or("quant_algo", "FP8")?.to_uppercase().as_str() {
         "FP8" => Box::new(ScaledE4m3 { block: None, input: InputScheme::Static }),
+        "FP8_PER_CHANNEL_PER_TOKEN" => Box::new(ScaledE4m3 { block: None, input: InputScheme::PerToken }),
+        "MXFP8" => Box::new(ScaledE4m3 { block: Some([1, MX_BLOCK]), input: InputScheme::PerGroup(MX_BLOCK) }),
         "NVFP4" => Box::new(Grouped(Nvfp4)),
-        _ => return Err(config.unsupported("quant_algo", "FP8 and NVFP4 are supported")),
+        _ => {
+            let reason = "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8 and NVFP4 are supported";
+            return Err(config.unsupported("quant_algo", reason));
+        }
     };
     let fp8_cache = match config.text_opt("kv_cache_quant_algo")?.as_deref() {
         None => keeps_fp8(config)?,

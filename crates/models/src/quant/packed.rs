@@ -108,6 +108,11 @@ pub(super) fn stem<'s>(slice: &'s Slice, tensors: Tensors<'_>) -> Option<&'s str
     name.strip_suffix("weight").filter(|_| slice.shape.len() == 2 && tensors.get(name).is_none())
 }
 
+/// The longest groups that two lengths consist of.
+pub(super) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a.max(1) } else { greatest_common_divisor(b, a % b) }
+}
+
 /// How codes of `bits` bits are kept: of less than four as four.
 pub(super) fn code_bits(bits: usize) -> CodeBits {
     if bits <= 4 { CodeBits::Four } else { CodeBits::Eight }

@@ -4,7 +4,9 @@ use kernels::e4m3;
 use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
 
 use super::Quantization;
+use super::float4::power_of_two;
 use super::input::InputScheme;
+use super::packed::greatest_common_divisor;
 use crate::error::LoadError;
 use crate::weights::{
     Chunk, Code, Decoding, DummyFormat, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors,
@@ -35,7 +37,7 @@ impl Quantization for ScaledE4m3 {
     fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
         let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
         let upright = slice.upright();
-        let kept = found.kept(&upright)?;
+        let kept = found.kept(&upright);
         self.input.rounding(slice, tensors)?;
         let bytes = upright.elements() + kept.scales() * 4;
         let format = match is_turned(slice) {
@@ -49,15 +51,16 @@ impl Quantization for ScaledE4m3 {
     fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
         let Some(found) = self.find(slice, tensors)? else { return Ok(None) };
         let upright = slice.upright();
-        let kept = found.kept(&upright)?;
+        let kept = found.kept(&upright);
         let codes = tensors.cut(&found.codes, &upright, 1)?;
         if has_nan(&codes) {
             return Err(found.codes.invalid("one of its weights is not a number"));
         }
-        let all = tensors.numbers(&found.scales)?;
+        let all = scales(&found.scales, tensors)?;
         let width = found.width();
-        let line = |row: usize| all[row * width..][kept.first_col..kept.first_col + kept.width].iter().copied();
-        let scales: Vec<f32> = (kept.first_row..kept.end_row).flat_map(line).collect();
+        let line = |row: usize| kept.columns.iter().map(move |col| (row, *col));
+        let scales = (kept.first_row..kept.end_row).flat_map(line).map(|(row, col)| all[row * width + col]);
+        let scales: Vec<f32> = scales.collect();
         if !scales.iter().all(|scale| scale.is_finite()) {
             return Err(found.scales.invalid("a scale is a finite number"));
         }
@@ -80,6 +83,16 @@ impl Quantization for ScaledE4m3 {
     fn dummy(&self) -> Option<DummyFormat> {
         let scale_cols = self.block.map_or(ALL_COLUMNS, |[_, cols]| cols);
         Some(DummyFormat::of(WeightFormat::ScaledE4m3 { scale_cols, input: self.input.dummy() }))
+    }
+}
+
+/// Scales as numbers; bytes are exponents of two, plus 127.
+fn scales(tensor: &Tensor<'_>, tensors: Tensors<'_>) -> Result<Vec<f32>, LoadError> {
+    match tensor.element {
+        Element::Code(Code::U8) => {
+            Ok(tensors.files.bytes(&tensor.name)?.iter().map(|exponent| power_of_two(*exponent)).collect())
+        }
+        _ => tensors.numbers(tensor),
     }
 }
 
@@ -132,21 +145,21 @@ impl ScaledE4m3 {
     }
 }
 
-/// The scales that a slice needs: a rectangle of the stored ones.
+/// The scales that a slice needs: of some rows and columns of the stored ones.
 struct Kept {
     first_row: usize,
     end_row: usize,
-    first_col: usize,
-    width: usize,
+    /// For each group of the slice's columns, the stored column of its scale.
+    columns: Vec<usize>,
     /// Of the slice, columns that share one.
     cols: usize,
-    /// For each row of the slice, its row in the rectangle.
+    /// For each row of the slice, its row among these.
     rows: Vec<u32>,
 }
 
 impl Kept {
     fn scales(&self) -> usize {
-        (self.end_row - self.first_row) * self.width
+        (self.end_row - self.first_row) * self.columns.len()
     }
 }
 
@@ -156,31 +169,28 @@ impl Found<'_> {
         if self.cols == ALL_COLUMNS { 1 } else { self.codes.shape[1].div_ceil(self.cols) }
     }
 
-    fn kept(&self, slice: &Slice) -> Result<Kept, LoadError> {
+    fn kept(&self, slice: &Slice) -> Kept {
         let rows: Vec<usize> = slice.rows.clone().map(|row| slice.location.rows.stored(row) / self.rows).collect();
         let first_row = rows.iter().copied().min().unwrap_or(0);
         let end_row = rows.iter().max().map_or(first_row, |row| row + 1);
-        let (first_col, width, cols) = self.kept_columns(slice)?;
+        let (columns, cols) = self.kept_columns(slice);
         let rows = rows.into_iter().map(|row| (row - first_row) as u32).collect();
-        Ok(Kept { first_row, end_row, first_col, width, cols, rows })
+        Kept { first_row, end_row, columns, cols, rows }
     }
 
-    /// The first scale of a row, how many, and of how many columns each. A rank's columns begin where a scale's do, or
-    /// share one.
-    fn kept_columns(&self, slice: &Slice) -> Result<(usize, usize, usize), LoadError> {
+    /// The stored columns of a row's scales, and of how many columns each is. Where a rank's columns begin inside a
+    /// group, its groups are shorter, and some share a scale.
+    fn kept_columns(&self, slice: &Slice) -> (Vec<usize>, usize) {
         let (start, end) = (slice.cols.start, slice.cols.end);
         if self.cols == ALL_COLUMNS || start == end {
-            return Ok((0, 1, ALL_COLUMNS));
+            return (vec![0], ALL_COLUMNS);
         }
         let (first, last) = (start / self.cols, (end - 1) / self.cols);
         if first == last {
-            return Ok((first, 1, ALL_COLUMNS));
+            return (vec![first], ALL_COLUMNS);
         }
-        if start.is_multiple_of(self.cols) {
-            return Ok((first, last + 1 - first, self.cols));
-        }
-        let tensor = self.codes.name.clone();
-        Err(LoadError::CutGroup { tensor, columns: start..end, group: self.cols })
+        let cols = greatest_common_divisor(start, self.cols);
+        ((start..end).step_by(cols).map(|col| col / self.cols).collect(), cols)
     }
 }
 
@@ -192,14 +202,15 @@ mod tests {
     use crate::weights::{FusedShard, TensorLocation};
 
     /// The scales that columns `cols` of a `[256, 512]` matrix with scales of 128 x 128 need.
-    fn columns(cols: std::ops::Range<usize>) -> Option<(usize, usize, usize)> {
+    fn columns(cols: std::ops::Range<usize>) -> (Vec<usize>, usize) {
         let file = Path::new("f");
         let codes = Tensor { file, name: "w".to_owned(), shape: &[256, 512], element: Element::Code(Code::E4m3) };
         let scales = Tensor { name: "w_scale".to_owned(), shape: &[2, 4], ..codes.clone() };
         let found = Found { codes, scales, rows: 128, cols: 128 };
         let location = TensorLocation::from("w".to_owned());
         let slice = Slice { location, shape: vec![256, 512], rows: 0..256, cols, role: Role::Matrix };
-        found.kept(&slice).ok().map(|kept| (kept.first_col, kept.width, kept.cols))
+        let kept = found.kept(&slice);
+        (kept.columns, kept.cols)
     }
 
     #[test]
@@ -223,18 +234,20 @@ mod tests {
         let [_, up] = FusedShard::split([1, 1]);
         let location = TensorLocation { rows: up, ..TensorLocation::from("w".to_owned()) };
         let slice = Slice { location, shape: vec![4, 4], rows: 1..3, cols: 0..4, role: Role::Matrix };
-        let kept = found.kept(&slice).expect("rows");
+        let kept = found.kept(&slice);
         assert_eq!((kept.first_row, kept.end_row, kept.rows), (3, 6, vec![0, 2]));
     }
 
     #[test]
-    fn ranks_take_whole_groups_or_parts_of_one() {
-        assert_eq!(columns(0..512), Some((0, 4, 128)));
-        assert_eq!(columns(256..512), Some((2, 2, 128)));
-        assert_eq!(columns(64..128), Some((0, 1, ALL_COLUMNS)));
-        assert_eq!(columns(448..512), Some((3, 1, ALL_COLUMNS)));
+    fn ranks_take_the_scales_of_their_columns() {
+        assert_eq!(columns(0..512), (vec![0, 1, 2, 3], 128));
+        assert_eq!(columns(256..512), (vec![2, 3], 128));
+        assert_eq!(columns(64..128), (vec![0], ALL_COLUMNS));
+        assert_eq!(columns(448..512), (vec![3], ALL_COLUMNS));
         // The last one of a rank may be short.
-        assert_eq!(columns(128..320), Some((1, 2, 128)));
-        assert_eq!(columns(64..192), None);
+        assert_eq!(columns(128..320), (vec![1, 2], 128));
+        // A rank that begins inside a group has shorter ones.
+        assert_eq!(columns(64..192), (vec![0, 1], 64));
+        assert_eq!(columns(192..384), (vec![1, 2, 2], 64));
     }
 }

@@ -109,7 +109,8 @@ fn read_group(group: &ConfigFile) -> Result<Scheme, ConfigError> {
     let block = match (kind.as_str(), bits, strategy.as_str()) {
         ("float", 8, "tensor" | "channel") | ("float", 4, "tensor_group" | "group") => None,
         ("float", 8, "block") => Some(read_block(&weights)?),
-        ("float", 8, _) => return Err(weights.unsupported("strategy", "expected tensor, channel or block")),
+        ("float", 8, "group") => Some([1, weights.size("group_size")?]),
+        ("float", 8, _) => return Err(weights.unsupported("strategy", "expected tensor, channel, group or block")),
         ("int", 2 | 4 | 8, "tensor" | "channel" | "group") => None,
         ("int", 2 | 4 | 8, _) => return Err(weights.unsupported("strategy", "expected tensor, channel or group")),
         _ => {
@@ -152,7 +153,8 @@ fn read_input(group: &ConfigFile) -> Result<InputScheme, ConfigError> {
     let dynamic = input.get("dynamic").is_some_and(|dynamic| *dynamic != false);
     let strategy = input.text_or("strategy", "tensor")?;
     if kind == "int" && !input.flag_or("symmetric", true)? {
-        return Err(input.unsupported("symmetric", "activations with zero points are not supported"));
+        // Those with zero points stay as they are computed.
+        return Ok(InputScheme::None);
     }
     match (kind.as_str(), bits, dynamic, strategy.as_str()) {
         ("float", 8, false, "tensor") => Ok(InputScheme::Static),

@@ -119,9 +119,7 @@ pub enum LoadError {
         device: String,
     },
     /// Random weights of a format that is not made up.
-    #[error(
-        "--load-format dummy makes no weights as {method} stores them; take quantization_config out of config.json"
-    )]
+    #[error("no random weights are made as {method} stores these; take quantization_config out of config.json")]
     DummyQuantized {
         /// `quant_method`.
         method: &'static str,

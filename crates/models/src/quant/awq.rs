@@ -9,14 +9,15 @@
 //! A row of gemv's zero points takes `width` words, as many as its groups need, rounded up as the kernels it was made
 //! for like it. Layers that `modules_to_not_convert` names are stored as plain numbers, and found so.
 
-use kernels::ops::{CodeBits, InputRounding, Levels, Zeros};
+use kernels::ops::{CodeBits, DType, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
+use safetensors::Dtype;
 
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
 use super::packed::{Numbers, Words, along_rows, stem, whole_shape};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
-use crate::weights::{DummyFormat, Slice, Tensor, Tensors};
+use crate::weights::{DummyFormat, Made, RandomTensor, RandomWeight, Slice, Tensor, Tensors, integers};
 
 /// Outputs in a word.
 const WORD: usize = 8;
@@ -82,6 +83,20 @@ impl GroupedMethod for Awq {
 
     fn dummy(&self) -> Option<DummyFormat> {
         Some(DummyFormat::of(dummy_codes(CodeBits::Four, self.group, Levels::Integers(Zeros::Stored))))
+    }
+
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let ([outputs, inputs], stem) = (weight.shape, weight.stem());
+        if weight.experts.is_some() || self.layout != Layout::Gemm {
+            return Made::Unknown;
+        }
+        let (groups, line) = (self.groups(inputs), outputs / WORD);
+        let scale = weight.integer_scale(4);
+        Made::Tensors(vec![
+            RandomTensor::drawn(format!("{stem}qweight"), Dtype::I32, vec![inputs, line], integers(4)),
+            RandomTensor::words(format!("{stem}qzeros"), vec![groups, line], 8, 4),
+            RandomTensor::filled(format!("{stem}scales"), DType::F16, vec![groups, outputs], scale),
+        ])
     }
 }
 

@@ -25,10 +25,10 @@ use model_spec::{ConfigError, ConfigFile};
 
 use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
 use super::packed::{Numbers, Words, along_rows, check, code_bits, stem, whole_shape, words};
-use super::scaled::ScaledE4m3;
+use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4, gptq};
 use crate::error::LoadError;
-use crate::weights::{Code, DummyFormat, Element, Fetched, Slice, Stored, Tensor, Tensors};
+use crate::weights::{Code, DummyFormat, Element, Fetched, Made, RandomWeight, Slice, Stored, Tensor, Tensors};
 use scheme::Scheme;
 
 /// Bits that packed integers may have.
@@ -45,7 +45,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         };
     }
     let weights: Box<dyn Quantization> = Box::new(CompressedTensors { schemes });
-    Ok(Quantized { weights: Some(weights), fp8_cache, method: None })
+    Ok(Quantized { weights: Some(weights), fp8_cache, ..Quantized::default() })
 }
 
 /// The method.
@@ -78,12 +78,16 @@ impl Quantization for CompressedTensors {
         let [scheme] = self.schemes.as_slice() else { return None };
         Some(DummyFormat::of(scheme.dummy()?))
     }
+
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        Scheme::of(&self.schemes, weight.name).made(weight)
+    }
 }
 
 impl Scheme {
     /// Weights of 8-bit floats.
     fn floats(&self) -> ScaledE4m3 {
-        ScaledE4m3 { block: self.block, input: self.input }
+        ScaledE4m3 { block: self.block, input: self.input, made: MadeScales::Unknown }
     }
 }
 

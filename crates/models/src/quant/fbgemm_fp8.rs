@@ -11,7 +11,7 @@ use model_spec::{ConfigError, ConfigFile};
 
 use super::Quantized;
 use super::input::InputScheme;
-use super::scaled::ScaledE4m3;
+use super::scaled::{MadeScales, ScaledE4m3};
 
 /// Llama 3.1's bound is 1200, which activations stay below.
 const LEAST_BOUND: f64 = 1000.0;
@@ -20,6 +20,6 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     if config.number_opt("activation_scale_ub")?.is_some_and(|bound| bound < LEAST_BOUND) {
         return Err(config.unsupported("activation_scale_ub", "bounds below 1000 are not supported"));
     }
-    let weights = ScaledE4m3 { block: None, input: InputScheme::PerToken };
+    let weights = ScaledE4m3 { block: None, input: InputScheme::PerToken, made: MadeScales::Rows };
     Ok(Quantized { weights: Some(Box::new(weights)), ..Quantized::default() })
 }

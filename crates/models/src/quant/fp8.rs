@@ -12,7 +12,7 @@ use model_spec::{ConfigError, ConfigFile};
 
 use super::Quantized;
 use super::input::InputScheme;
-use super::scaled::ScaledE4m3;
+use super::scaled::{MadeScales, ScaledE4m3};
 
 pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     if config.text_or("fmt", "e4m3")? != "e4m3" {
@@ -32,5 +32,6 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         }
         _ => return Err(config.unsupported("activation_scheme", "expected static or dynamic")),
     };
-    Ok(Quantized { weights: Some(Box::new(ScaledE4m3 { block, input })), ..Quantized::default() })
+    let made = if block.is_some() { MadeScales::Inverse } else { MadeScales::Usual };
+    Ok(Quantized { weights: Some(Box::new(ScaledE4m3 { block, input, made })), ..Quantized::default() })
 }

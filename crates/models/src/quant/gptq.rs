@@ -12,14 +12,17 @@
 
 use std::borrow::Cow;
 
-use kernels::ops::{ALL_COLUMNS, InputRounding, Levels, Zeros};
+use kernels::ops::{ALL_COLUMNS, DType, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
+use safetensors::Dtype;
 
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
 use super::packed::{Numbers, Words, check, code_bits, stem, whole_shape, words};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
-use crate::weights::{Code, DummyFormat, Element, Slice, Tensor, Tensors};
+use crate::weights::{
+    Code, Content, DummyFormat, Element, Made, RandomTensor, RandomWeight, Slice, Tensor, Tensors, integers,
+};
 
 /// Bits that a code may have.
 const BITS: [usize; 4] = [2, 3, 4, 8];
@@ -99,6 +102,33 @@ impl GroupedMethod for Gptq {
     fn dummy(&self) -> Option<DummyFormat> {
         let levels = Levels::Integers(Zeros::Middle);
         Some(DummyFormat::of(dummy_codes(code_bits(self.bits), self.group, levels)))
+    }
+
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let ([outputs, inputs], bits, stem) = (weight.shape, self.bits, weight.stem());
+        if weight.experts.is_some() {
+            return Made::Unknown;
+        }
+        let groups = weight.groups(self.group);
+        let middle = (1_u32 << (bits - 1)) - u32::from(self.less);
+        let group_of = |input: usize| if self.group == ALL_COLUMNS { 0 } else { (input / self.group) as i32 };
+        let order = Content::Given((0..inputs).flat_map(|input| group_of(input).to_le_bytes()).collect());
+        Made::Tensors(vec![
+            RandomTensor::drawn(
+                format!("{stem}qweight"),
+                Dtype::I32,
+                vec![words(inputs, bits), outputs],
+                integers(bits),
+            ),
+            RandomTensor::words(format!("{stem}qzeros"), vec![groups, words(outputs, bits)], middle, bits),
+            RandomTensor::filled(
+                format!("{stem}scales"),
+                DType::F16,
+                vec![groups, outputs],
+                weight.integer_scale(bits),
+            ),
+            RandomTensor { name: format!("{stem}g_idx"), dtype: Dtype::I32, shape: vec![inputs], content: order },
+        ])
     }
 }
 

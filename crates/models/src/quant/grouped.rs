@@ -15,7 +15,9 @@ use kernels::ops::{
 
 use super::{Quantization, decode_slice};
 use crate::error::LoadError;
-use crate::weights::{Chunk, DummyFormat, Fetched, GroupedPart, Slice, Stored, Tensors, narrow, spread};
+use crate::weights::{
+    Chunk, DummyFormat, Fetched, GroupedPart, Made, RandomWeight, Slice, Stored, Tensors, narrow, spread,
+};
 
 /// A method whose weights are codes in groups of columns.
 pub(super) trait GroupedMethod: Send + Sync {
@@ -28,6 +30,11 @@ pub(super) trait GroupedMethod: Send + Sync {
     /// See [`Quantization::dummy`].
     fn dummy(&self) -> Option<DummyFormat> {
         None
+    }
+    /// See [`Quantization::made`].
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let _ = weight;
+        Made::Unknown
     }
 }
 
@@ -92,6 +99,10 @@ impl<M: GroupedMethod> Quantization for Grouped<M> {
 
     fn dummy(&self) -> Option<DummyFormat> {
         self.0.dummy()
+    }
+
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        self.0.made(weight)
     }
 }
 

@@ -16,6 +16,7 @@ mod gguf;
 mod gptq;
 mod grouped;
 mod input;
+mod left_out;
 #[cfg(test)]
 mod made;
 mod modelopt;
@@ -32,7 +33,7 @@ use kernels::ops::{ALL_COLUMNS, HostMatrix};
 use model_spec::{ConfigError, ConfigFile};
 
 use crate::error::LoadError;
-use crate::weights::{DummyFormat, Fetched, Slice, Stored, Tensors, spread};
+use crate::weights::{DummyFormat, Fetched, Made, RandomTensor, RandomWeight, Slice, Stored, Tensors, spread};
 
 /// Methods by their `quant_method`, sorted.
 const METHODS: &[(&str, Read)] = &[
@@ -61,6 +62,8 @@ const ALIASES: &[(&str, &str)] = &[
     ("modelopt_fp4", "modelopt"),
 ];
 
+use left_out::LeftOut;
+
 pub(crate) use gguf::Gguf;
 pub(crate) use online::Online;
 
@@ -81,6 +84,11 @@ pub(crate) trait Quantization: Send + Sync {
     /// What its weights are made up as; absent where that is not known.
     fn dummy(&self) -> Option<DummyFormat> {
         None
+    }
+    /// The tensors that a checkpoint has for a weight, made up.
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let _ = weight;
+        Made::Unknown
     }
 }
 
@@ -109,6 +117,8 @@ pub(crate) struct Quantized {
     pub weights: Option<Box<dyn Quantization>>,
     /// The checkpoint was made for a KV cache of 8-bit floats.
     pub fp8_cache: bool,
+    /// What it leaves as plain numbers.
+    pub left_out: LeftOut,
     /// `quant_method`.
     pub method: Option<&'static str>,
 }
@@ -122,8 +132,20 @@ impl Quantized {
         }
     }
 
+    /// The tensors that a checkpoint has for a projection, made up; absent where it has its plain one.
+    pub(crate) fn made(&self, weight: &RandomWeight<'_>) -> Result<Option<Vec<RandomTensor>>, LoadError> {
+        let Some(weights) = self.weights.as_ref().filter(|_| !self.left_out.covers(weight.name)) else {
+            return Ok(None);
+        };
+        match weights.made(weight) {
+            Made::Plain => Ok(None),
+            Made::Tensors(tensors) => Ok(Some(tensors)),
+            Made::Unknown => Err(LoadError::DummyQuantized { method: self.method.unwrap_or("this method") }),
+        }
+    }
+
     /// Fails where random numbers cannot stand for the stored weights.
-    pub(crate) fn check_dummy(&self) -> Result<(), LoadError> {
+    fn check_dummy(&self) -> Result<(), LoadError> {
         match (&self.weights, self.method) {
             (Some(weights), Some(method)) if !weights.is_decoded() => Err(LoadError::DummyQuantized { method }),
             _ => Ok(()),
@@ -145,7 +167,8 @@ pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         let reason = format!("supported are {}, GGUF files, and bf16, f16 or f32 checkpoints", all.join(", "));
         return Err(quantization.unsupported("quant_method", &reason));
     };
-    Ok(Quantized { method: Some(method), ..read(&quantization)? })
+    let left_out = LeftOut::read(&quantization)?;
+    Ok(Quantized { method: Some(method), left_out, ..read(&quantization)? })
 }
 
 /// What a file beside `config.json` says, of tools that write their own, and its method: AutoGPTQ's

@@ -13,7 +13,7 @@ use model_spec::{ConfigError, ConfigFile};
 use super::float4::MX_BLOCK;
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod};
 use super::input::InputScheme;
-use super::scaled::ScaledE4m3;
+use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensors};
@@ -23,9 +23,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     let inner = config.object("quantization")?;
     let config = inner.as_ref().unwrap_or(config);
     let weights: Box<dyn Quantization> = match config.text_or("quant_algo", "FP8")?.to_uppercase().as_str() {
-        "FP8" => Box::new(ScaledE4m3 { block: None, input: InputScheme::Static }),
-        "FP8_PER_CHANNEL_PER_TOKEN" => Box::new(ScaledE4m3 { block: None, input: InputScheme::PerToken }),
-        "MXFP8" => Box::new(ScaledE4m3 { block: Some([1, MX_BLOCK]), input: InputScheme::PerGroup(MX_BLOCK) }),
+        "FP8" => floats(None, InputScheme::Static, MadeScales::Usual),
+        "FP8_PER_CHANNEL_PER_TOKEN" => floats(None, InputScheme::PerToken, MadeScales::Rows),
+        "MXFP8" => floats(Some([1, MX_BLOCK]), InputScheme::PerGroup(MX_BLOCK), MadeScales::Unknown),
         "NVFP4" => Box::new(Grouped(Nvfp4)),
         _ => {
             let reason = "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8 and NVFP4 are supported";
@@ -37,7 +37,12 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         Some("FP8") => true,
         Some(_) => return Err(config.unsupported("kv_cache_quant_algo", "FP8 is supported, or none")),
     };
-    Ok(Quantized { weights: Some(weights), fp8_cache, method: None })
+    Ok(Quantized { weights: Some(weights), fp8_cache, ..Quantized::default() })
+}
+
+/// Eight-bit floats.
+fn floats(block: Option<[usize; 2]>, input: InputScheme, made: MadeScales) -> Box<dyn Quantization> {
+    Box::new(ScaledE4m3 { block, input, made })
 }
 
 /// The newer spelling: `kv_cache_scheme` of float and 8 bits.

@@ -5,13 +5,14 @@
 
 use kernels::ops::{CodeBits, Levels};
 use model_spec::{ConfigError, ConfigFile};
+use safetensors::Dtype;
 
 use super::Quantized;
 use super::float4::{LEVELS, MX_BLOCK, matrix, power_of_two};
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod, dummy_codes};
 use super::packed::check;
 use crate::error::LoadError;
-use crate::weights::{Code, DummyFormat, Element, Slice, Tensors};
+use crate::weights::{Code, Content, DummyFormat, Element, Made, RandomTensor, RandomWeight, Slice, Tensors};
 
 /// Bytes of a block.
 const BLOCK_BYTES: usize = 16;
@@ -47,6 +48,26 @@ impl GroupedMethod for Mxfp4 {
     fn dummy(&self) -> Option<DummyFormat> {
         let format = dummy_codes(CodeBits::Four, MX_BLOCK, Levels::Shared(LEVELS));
         Some(DummyFormat { format, experts_only: true })
+    }
+
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let Some(experts) = weight.experts else { return Made::Plain };
+        let ([rows, cols], name) = (weight.shape, weight.name);
+        if !cols.is_multiple_of(MX_BLOCK) {
+            return Made::Unknown;
+        }
+        let exponent = (weight.scale(&LEVELS).log2().round() + 127.0) as u8;
+        let groups = cols / MX_BLOCK;
+        let blocks = vec![experts, rows, groups, BLOCK_BYTES];
+        Made::Tensors(vec![
+            RandomTensor::drawn(format!("{name}_blocks"), Dtype::U8, blocks, std::array::from_fn(|byte| byte as u8)),
+            RandomTensor {
+                name: format!("{name}_scales"),
+                dtype: Dtype::U8,
+                shape: vec![experts, rows, groups],
+                content: Content::Repeated(vec![exponent]),
+            },
+        ])
     }
 }
 

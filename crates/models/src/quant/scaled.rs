@@ -2,6 +2,7 @@
 
 use kernels::e4m3;
 use kernels::ops::{ALL_COLUMNS, DType, InputRounding, WeightFormat};
+use safetensors::Dtype;
 
 use super::Quantization;
 use super::float4::power_of_two;
@@ -9,7 +10,8 @@ use super::input::InputScheme;
 use super::packed::greatest_common_divisor;
 use crate::error::LoadError;
 use crate::weights::{
-    Chunk, Code, Decoding, DummyFormat, Element, Fetched, Role, ScaledPart, Slice, Stored, Tensor, Tensors,
+    Chunk, Code, Decoding, DummyFormat, Element, Fetched, Made, RandomTensor, RandomWeight, Role, ScaledPart, Slice,
+    Stored, Tensor, Tensors,
 };
 
 /// How a checkpoint's scales lie.
@@ -18,6 +20,21 @@ pub(super) struct ScaledE4m3 {
     /// Rows and columns that share a scale, where scales are of blocks.
     pub block: Option<[usize; 2]>,
     pub input: InputScheme,
+    /// How scales of random weights lie.
+    pub made: MadeScales,
+}
+
+/// Scales of random weights, beside [`ScaledE4m3::block`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum MadeScales {
+    /// One number, or those of blocks, under the usual name.
+    Usual,
+    /// One number a row.
+    Rows,
+    /// Those of blocks, under DeepSeek's name.
+    Inverse,
+    /// They are no numbers.
+    Unknown,
 }
 
 /// What the tensor of scales is called after a weight's own name.
@@ -84,6 +101,32 @@ impl Quantization for ScaledE4m3 {
         let scale_cols = self.block.map_or(ALL_COLUMNS, |[_, cols]| cols);
         Some(DummyFormat::of(WeightFormat::ScaledE4m3 { scale_cols, input: self.input.dummy() }))
     }
+
+    fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let ([rows, cols], name) = (weight.shape, weight.name);
+        let blocks = self.block.map(|[high, wide]| vec![rows.div_ceil(high), cols.div_ceil(wide)]);
+        let (ending, shape) = match self.made {
+            MadeScales::Unknown => return Made::Unknown,
+            _ if weight.experts.is_some() => return Made::Unknown,
+            MadeScales::Usual => (SCALES[0], blocks.unwrap_or(vec![1])),
+            MadeScales::Inverse => (SCALES[1], blocks.unwrap_or(vec![1])),
+            MadeScales::Rows => (SCALES[0], blocks.unwrap_or(vec![rows, 1])),
+        };
+        let scale = weight.scale(&random_codes().map(e4m3::decode));
+        let mut made = vec![
+            RandomTensor::drawn(name.to_owned(), Dtype::F8_E4M3, vec![rows, cols], random_codes()),
+            RandomTensor::filled(format!("{name}{ending}"), DType::F32, shape, scale),
+        ];
+        if let InputRounding::Static(scale) = self.input.dummy() {
+            made.push(RandomTensor::filled(format!("{}input_scale", weight.stem()), DType::F32, vec![1], scale));
+        }
+        Made::Tensors(made)
+    }
+}
+
+/// Codes that random weights are drawn from: numbers from 1 to 2, of either sign.
+fn random_codes() -> [u8; 256] {
+    std::array::from_fn(|byte| byte as u8 & 0x87 | 0x38)
 }
 
 /// Scales as numbers; bytes are exponents of two, plus 127.

@@ -70,9 +70,14 @@ impl Dummy {
         let mut stored = Vec::new();
         narrow((0..LEVELS).map(level), self.dtype, &mut stored);
         let levels = cast(self.dtype, Cow::Owned(stored), dtype).into_owned();
-        let key = slice.location.tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
+        let key = self.key(&slice.location.tensor);
         let key = slice.location.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
         Random { key, levels }
+    }
+
+    /// What a tensor's draws start from.
+    pub(super) fn key(&self, tensor: &str) -> u64 {
+        tensor.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)))
     }
 
     fn equal(&self, value: f32, slice: &Slice) -> Vec<u8> {

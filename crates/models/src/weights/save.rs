@@ -14,10 +14,12 @@ use ::safetensors::{Dtype, tensor::Metadata, tensor::TensorInfo};
 use kernels::ops::DType;
 use model_files::FilesError;
 
-use super::{Dummy, Fetched, Measure, Role, Slice, Stored, Weights};
+use super::random_tensor::element_type;
+use super::{Dummy, Fetched, Measure, RandomTensor, RandomWeight, Role, Slice, Stored, Weights};
 use crate::arch::{self, Description};
 use crate::error::LoadError;
 use crate::network;
+use crate::quant::Quantized;
 use crate::tp::Shard;
 
 /// Bytes that a thread makes at a time.
@@ -25,35 +27,35 @@ const PIECE: usize = 16 << 20;
 /// Files beside the weights that a model needs.
 const BESIDE: [&str; 5] = ["json", "jinja", "model", "tiktoken", "txt"];
 
-/// Writes `to`: the model of the folder `model` with random weights of a type, as one safetensors file. Only
-/// `config.json` is needed of it. Returns the bytes of weights. The same seed gives the same weights, and those of
-/// [`LoadFormat::Dummy`](crate::LoadFormat::Dummy) where a tensor holds one matrix.
+/// Writes `to`: the model of the folder `model` with random weights, as one safetensors file. Only `config.json` is
+/// needed of it. Plain numbers are of the type `dtype`; where the config quantises, projections are tensors of codes as
+/// checkpoints of that format have them. Returns the bytes of weights. The same seed gives the same weights; plain ones
+/// are those of [`LoadFormat::Dummy`](crate::LoadFormat::Dummy) where a tensor holds one matrix.
 ///
 /// # Errors
-/// When the model is not one that can be served, or the folder has weights already or cannot be written.
+/// When the model is not one that can be served, how its format stores weights is not known here, or the folder has
+/// weights already or cannot be written.
 pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u64, LoadError> {
     let Description { spec, names, quantized } = arch::read(model)?;
-    quantized.check_dummy()?;
     let dummy = Dummy { seed, dtype, stored: None, threads: 1 };
     let census = Census { dtype, tensors: RefCell::default() };
     network::build(&spec, &names, Shard::new(0, 1)?, 0..spec.layers.len(), &mut Measure::new(&census))?;
-    let tensors = census.tensors.into_inner();
+    let planned = plan(census.tensors.into_inner(), &quantized, dtype)?;
     copy_beside(model, to)?;
     let path = to.join("model.safetensors");
-    let written = File::create_new(&path).and_then(|file| write(&file, &tensors, &dummy));
+    let written = File::create_new(&path).and_then(|file| write(&file, &planned, &dummy));
     written.map_err(|source| LoadError::Write { file: path, source })
 }
 
-/// All tensors of a model, by name: shape and role. What a model alone on its device asks for is noted.
+/// All tensors of a model, by name, and a slice of each. What a model alone on its device asks for is noted.
 struct Census {
     dtype: DType,
-    tensors: RefCell<BTreeMap<String, (Vec<usize>, Role)>>,
+    tensors: RefCell<BTreeMap<String, Slice>>,
 }
 
 impl Weights for Census {
     fn check(&self, slice: &Slice) -> Result<Stored, LoadError> {
-        let noted = (slice.stored_shape(), slice.role);
-        self.tensors.borrow_mut().insert(slice.location.tensor.clone(), noted);
+        self.tensors.borrow_mut().insert(slice.location.tensor.clone(), slice.clone());
         Ok(Stored::plain(self.dtype, slice.elements()))
     }
 
@@ -62,32 +64,105 @@ impl Weights for Census {
     }
 }
 
-/// What a thread makes at a time: some rows of a tensor, and where they go.
-struct Piece {
-    slice: Slice,
+/// A tensor to be written.
+enum Planned {
+    Numbers { name: String, shape: Vec<usize>, role: Role, dtype: DType },
+    Codes(RandomTensor),
+}
+
+impl Planned {
+    fn info(&self) -> (&str, Dtype, &[usize]) {
+        match self {
+            Self::Numbers { name, shape, dtype, .. } => (name, element_type(*dtype), shape),
+            Self::Codes(RandomTensor { name, dtype, shape, .. }) => (name, *dtype, shape),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Numbers { shape, dtype, .. } => shape.iter().product::<usize>() * dtype.size(),
+            Self::Codes(tensor) => tensor.bytes(),
+        }
+    }
+}
+
+/// What a file of these tensors holds.
+fn plan(tensors: BTreeMap<String, Slice>, quantized: &Quantized, dtype: DType) -> Result<Vec<Planned>, LoadError> {
+    let mut planned = Vec::new();
+    for (name, slice) in tensors {
+        if slice.role == Role::Projection
+            && let Some(weight) = random_weight(&name, &slice, dtype)
+            && let Some(codes) = quantized.made(&weight)?
+        {
+            planned.extend(codes.into_iter().map(Planned::Codes));
+        } else {
+            planned.push(Planned::Numbers { name, shape: slice.stored_shape(), role: slice.role, dtype });
+        }
+    }
+    Ok(planned)
+}
+
+/// The matrix, or the stacked ones, of a slice's tensor.
+fn random_weight<'a>(name: &'a str, slice: &Slice, dtype: DType) -> Option<RandomWeight<'a>> {
+    // Codes lie by output features also where plain weights do not.
+    let mut slice = slice.clone();
+    slice.location.transposed = false;
+    let (experts, shape) = match slice.stored_shape()[..] {
+        [rows, cols] => (None, [rows, cols]),
+        [count, rows, cols] => (Some(count), [rows, cols]),
+        _ => return None,
+    };
+    Some(RandomWeight { name, experts, shape, dtype })
+}
+
+/// What a thread makes at a time: a part of a tensor, and where it goes.
+struct Piece<'a> {
+    part: Part<'a>,
     at: u64,
 }
 
+enum Part<'a> {
+    /// Some rows of numbers.
+    Rows(Slice),
+    /// Some bytes of codes.
+    Bytes(&'a RandomTensor, Range<usize>),
+}
+
 /// Header and data; returns the bytes of data.
-fn write(file: &File, tensors: &BTreeMap<String, (Vec<usize>, Role)>, dummy: &Dummy) -> io::Result<u64> {
+fn write(file: &File, tensors: &[Planned], dummy: &Dummy) -> io::Result<u64> {
     let (mut infos, mut pieces, mut end) = (Vec::new(), Vec::new(), 0);
-    for (name, (shape, role)) in tensors {
-        let bytes = shape.iter().product::<usize>() * dummy.dtype.size();
-        let data_offsets = (end, end + bytes);
-        infos.push((name.clone(), TensorInfo { dtype: element_type(dummy.dtype), shape: shape.clone(), data_offsets }));
-        pieces.extend(cut(name, shape, *role, dummy.dtype.size()).map(|(slice, offset)| (slice, end + offset)));
-        end += bytes;
+    for tensor in tensors {
+        let (name, dtype, shape) = tensor.info();
+        let data_offsets = (end, end + tensor.bytes());
+        infos.push((name.to_owned(), TensorInfo { dtype, shape: shape.to_vec(), data_offsets }));
+        pieces.extend(parts(tensor).into_iter().map(|(part, offset)| (part, end + offset)));
+        end += tensor.bytes();
     }
-    let header = Metadata::new(None, infos).map_err(io::Error::other)?;
+    let header =
+        Metadata::new(Some([("format".to_owned(), "pt".to_owned())].into()), infos).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)?;
     file.write_all_at(&header, 8)?;
     let data = 8 + header.len();
-    let pieces: Vec<Piece> =
-        pieces.into_iter().map(|(slice, offset)| Piece { slice, at: (data + offset) as u64 }).collect();
+    let pieces: Vec<Piece<'_>> =
+        pieces.into_iter().map(|(part, offset)| Piece { part, at: (data + offset) as u64 }).collect();
     fill(file, &pieces, dummy)?;
     Ok(end as u64)
+}
+
+/// A tensor in pieces, and where each begins in its data.
+fn parts(tensor: &Planned) -> Vec<(Part<'_>, usize)> {
+    match tensor {
+        Planned::Numbers { name, shape, role, dtype } => {
+            cut(name, shape, *role, dtype.size()).map(|(slice, offset)| (Part::Rows(slice), offset)).collect()
+        }
+        Planned::Codes(tensor) => {
+            let bytes = tensor.bytes();
+            let piece = |start: usize| (Part::Bytes(tensor, start..bytes.min(start + PIECE)), start);
+            (0..bytes).step_by(PIECE).map(piece).collect()
+        }
+    }
 }
 
 /// The rows of a tensor in pieces, and where each begins in its data.
@@ -106,11 +181,18 @@ fn cut(name: &str, shape: &[usize], role: Role, element: usize) -> impl Iterator
 }
 
 /// All threads of the machine make pieces and write them.
-fn fill(file: &File, pieces: &[Piece], dummy: &Dummy) -> io::Result<()> {
+fn fill(file: &File, pieces: &[Piece<'_>], dummy: &Dummy) -> io::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || -> io::Result<()> {
-        while let Some(Piece { slice, at }) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            file.write_all_at(&dummy.chunk(slice).bytes, *at)?;
+        while let Some(Piece { part, at }) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match part {
+                Part::Rows(slice) => file.write_all_at(&dummy.chunk(slice).bytes, *at)?,
+                Part::Bytes(tensor, bytes) => {
+                    let mut made = vec![0; bytes.len()];
+                    tensor.content.fill(dummy.key(&tensor.name), bytes.start, &mut made);
+                    file.write_all_at(&made, *at)?;
+                }
+            }
         }
         Ok(())
     };
@@ -133,12 +215,4 @@ fn copy_beside(model: &Path, to: &Path) -> Result<(), LoadError> {
         fs::copy(&from, &copy).map_err(|source| LoadError::Write { file: copy, source })?;
     }
     Ok(())
-}
-
-fn element_type(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F32 => Dtype::F32,
-        DType::Bf16 => Dtype::BF16,
-        DType::F16 => Dtype::F16,
-    }
 }

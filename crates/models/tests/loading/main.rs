@@ -4,6 +4,7 @@ mod cache_scales;
 mod gguf;
 mod moe;
 mod pickle;
+mod random_codes;
 mod torch;
 
 use std::path::Path;

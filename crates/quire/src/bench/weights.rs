@@ -1,5 +1,5 @@
-//! `quire bench weights`: a model with random weights as a folder, so that a start from files can be measured without a
-//! download.
+//! `quire bench weights`: a model with random weights as a folder, so that a start from files, or another server, can be
+//! measured without a download.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -10,11 +10,11 @@ use kernels::ops::DType;
 /// Flags of `quire bench weights`.
 #[derive(Args, Clone, Debug)]
 pub struct WeightsArgs {
-    /// Folder with the model's config.json
+    /// Folder with the model's config.json; where that quantizes, projections are written as its format has them
     pub model: PathBuf,
     /// Folder to write: the files beside the weights, and model.safetensors
     pub output: PathBuf,
-    /// Element type of the weights
+    /// Element type of weights that are not quantized
     #[arg(long, value_enum, default_value_t = Type::Bfloat16)]
     pub dtype: Type,
     /// Other weights for another seed

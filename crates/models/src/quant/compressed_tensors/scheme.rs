@@ -1,12 +1,16 @@
 //! What `config_groups` says: which modules are stored how.
 
-use kernels::ops::{ALL_COLUMNS, GroupedFormat, Levels, WeightFormat, Zeros};
+use kernels::ops::{ALL_COLUMNS, GroupedFormat, InputRounding, Levels, WeightFormat, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 use regex::Regex;
+use safetensors::Dtype;
 
+use crate::quant::Quantization;
 use crate::quant::grouped::dummy_codes;
 use crate::quant::input::InputScheme;
-use crate::quant::packed::code_bits;
+use crate::quant::packed::{code_bits, words};
+use crate::quant::scaled::{MadeScales, ScaledE4m3};
+use crate::weights::{Content, Made, RandomTensor, RandomWeight, integers};
 
 /// A group of modules that are quantised alike.
 #[derive(Debug)]
@@ -25,6 +29,11 @@ struct Weights {
     bits: usize,
     /// Columns that share a scale, or [`ALL_COLUMNS`].
     group: usize,
+    /// One scale is for all rows.
+    by_tensor: bool,
+    symmetric: bool,
+    /// Codes lie in words.
+    packed: bool,
 }
 
 /// Modules that a group means.
@@ -41,7 +50,7 @@ enum Target {
 impl Scheme {
     /// What random weights are made up as; absent for floats of four bits.
     pub(super) fn dummy(&self) -> Option<WeightFormat> {
-        let Weights { floats, bits, group } = self.weights;
+        let Weights { floats, bits, group, .. } = self.weights;
         let input = self.input.dummy();
         match (floats, bits) {
             (true, 8) => {
@@ -55,6 +64,50 @@ impl Scheme {
                 Some(WeightFormat::Grouped(GroupedFormat { input, ..format }))
             }
         }
+    }
+
+    /// The tensors of a module, made up.
+    pub(super) fn made(&self, weight: &RandomWeight<'_>) -> Made {
+        let Weights { floats, bits, group, by_tensor, symmetric, packed } = self.weights;
+        let ([rows, cols], stem) = (weight.shape, weight.stem());
+        if floats && bits == 8 {
+            let made = match (self.block, by_tensor) {
+                (Some([1, _]), _) => MadeScales::Unknown,
+                (Some(_), _) | (None, true) => MadeScales::Usual,
+                (None, false) => MadeScales::Rows,
+            };
+            return ScaledE4m3 { block: self.block, input: self.input, made }.made(weight);
+        }
+        if floats || weight.experts.is_some() {
+            return Made::Unknown;
+        }
+        let groups = weight.groups(group);
+        let scales = if by_tensor { vec![1] } else { vec![rows, groups] };
+        let mut made = match packed {
+            true => {
+                let shape = [rows as i64, cols as i64].into_iter().flat_map(i64::to_le_bytes).collect();
+                let (name, content) = (format!("{stem}weight_shape"), Content::Given(shape));
+                let line = vec![rows, words(cols, bits)];
+                vec![
+                    RandomTensor::drawn(format!("{stem}weight_packed"), Dtype::I32, line, integers(bits)),
+                    RandomTensor { name, dtype: Dtype::I64, shape: vec![2], content },
+                ]
+            }
+            false => {
+                let signed = integers(bits).map(|code| code.wrapping_sub(128));
+                vec![RandomTensor::drawn(format!("{stem}weight"), Dtype::I8, vec![rows, cols], signed)]
+            }
+        };
+        let scale = weight.integer_scale(bits);
+        made.push(RandomTensor::filled(format!("{stem}weight_scale"), weight.dtype, scales, scale));
+        if packed && !symmetric {
+            let (name, middle) = (format!("{stem}weight_zero_point"), 1 << (bits - 1));
+            made.push(RandomTensor::words(name, vec![words(rows, bits), groups], middle, bits));
+        }
+        if let InputRounding::StaticInt8(scale) = self.input.dummy() {
+            made.push(RandomTensor::filled(format!("{stem}input_scale"), weight.dtype, vec![1], scale));
+        }
+        Made::Tensors(made)
     }
 
     /// That of a weight, by its tensor's name: of the group that means it most closely.
@@ -89,18 +142,20 @@ pub(super) fn read(config: &ConfigFile) -> Result<Vec<Scheme>, ConfigError> {
     {
         return Err(transforms.unsupported("config_groups", "rotated weights are not supported"));
     }
+    let format = config.text_or("format", "")?;
     let Some(groups) = config.object("config_groups")? else { return Ok(Vec::new()) };
     let names: Vec<String> = groups.keys().map(str::to_owned).collect();
     let mut schemes = Vec::new();
     for name in names {
         if let Some(group) = groups.object(&name)? {
-            schemes.push(read_group(&group)?);
+            schemes.push(read_group(&group, &format)?);
         }
     }
     Ok(schemes)
 }
 
-fn read_group(group: &ConfigFile) -> Result<Scheme, ConfigError> {
+/// `format` is what the config says of groups that do not say it.
+fn read_group(group: &ConfigFile, format: &str) -> Result<Scheme, ConfigError> {
     let Some(weights) = group.object("weights")? else {
         return Err(group.missing("weights", "a scheme of weights of 4 or 8 bits"));
     };
@@ -123,8 +178,21 @@ fn read_group(group: &ConfigFile) -> Result<Scheme, ConfigError> {
     };
     let columns = weights.size_or("group_size", 0)?;
     let group_size = if strategy.ends_with("group") && columns > 0 { columns } else { ALL_COLUMNS };
-    let weights = Weights { floats: kind == "float", bits, group: group_size };
-    Ok(Scheme { targets: read_targets(group)?, block, input: read_input(group)?, weights })
+    let input = read_input(group)?;
+    let packed = match group.text_or("format", format)?.as_str() {
+        "int-quantized" | "naive-quantized" => false,
+        "pack-quantized" => true,
+        _ => group.object("input_activations")?.is_none(),
+    };
+    let weights = Weights {
+        floats: kind == "float",
+        bits,
+        group: group_size,
+        by_tensor: strategy == "tensor",
+        symmetric: weights.flag_or("symmetric", true)?,
+        packed,
+    };
+    Ok(Scheme { targets: read_targets(group)?, block, input, weights })
 }
 
 fn read_block(weights: &ConfigFile) -> Result<[usize; 2], ConfigError> {
@@ -197,7 +265,8 @@ mod tests {
 
     #[test]
     fn the_group_that_means_a_module_most_closely_counts() {
-        let weights = Weights { floats: true, bits: 8, group: ALL_COLUMNS };
+        let (group, symmetric, packed) = (ALL_COLUMNS, true, false);
+        let weights = Weights { floats: true, bits: 8, group, by_tensor: true, symmetric, packed };
         let scheme =
             |targets: Vec<Target>, cols| Scheme { targets, block: None, input: InputScheme::PerGroup(cols), weights };
         let pattern = Regex::new("^(?:.*mlp.*)").expect("a pattern");

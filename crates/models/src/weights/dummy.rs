@@ -41,7 +41,7 @@ impl Weights for Dummy {
 }
 
 /// Distinct values of a random matrix.
-pub(super) const LEVELS: usize = 4096;
+const LEVELS: usize = 4096;
 
 impl Dummy {
     /// A slice's elements as numbers, for weights of `f32`.

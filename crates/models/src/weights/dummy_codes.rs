@@ -1,12 +1,12 @@
 //! Random codes of a quantised format, for measuring what a checkpoint of that format would take without one.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
-use kernels::e4m3;
 use kernels::ops::{ALL_COLUMNS, CodeBits, DType, GroupedFormat, Levels, WeightFormat, Zeros, mix};
 
 use super::cast::narrow;
-use super::dummy::{Dummy, LEVELS};
+use super::dummy::Dummy;
 use super::{Fetched, GroupedPart, Role, ScaledPart, Slice, Stored, spread};
 
 /// What a method's weights are made up as.
@@ -62,12 +62,10 @@ impl Dummy {
         match format {
             WeightFormat::Grouped(format) => Fetched::Grouped(self.grouped(slice, format)),
             WeightFormat::ScaledE4m3 { scale_cols, input } => {
-                // From 1 to 2, of either sign.
-                let codes = std::array::from_fn(|i| i as u8 & 0x87 | 0x38);
-                let scale = self.scale(slice, &codes.map(e4m3::decode));
+                let scale = self.scale(slice, &[1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875]);
                 let scales = vec![scale; slice.cols.len().div_ceil(scale_cols)];
                 let scale_rows = vec![0; slice.rows.len()];
-                let codes = Cow::Owned(self.drawn(slice, &codes));
+                let codes = Cow::Owned(self.drawn(slice, Draw::E4M3));
                 Fetched::Scaled(ScaledPart { codes, scales, scale_rows, scale_cols, input })
             }
             WeightFormat::Plain(_) | WeightFormat::Blocks(_) => Fetched::Plain(self.chunk(slice)),
@@ -75,23 +73,26 @@ impl Dummy {
     }
 
     fn grouped(&self, slice: &Slice, format: GroupedFormat) -> GroupedPart<'static> {
-        let (rows, cols) = (slice.rows.len(), slice.cols.len());
-        let (mask, middle) = (format.bits.middle() | (format.bits.middle() - 1), format.bits.middle());
-        let codes: [u8; 256] = std::array::from_fn(|i| i as u8 & mask);
-        let scale = match format.levels {
-            Levels::Shared(levels) => self.scale(slice, &levels),
-            _ => self.scale(slice, &codes.map(|code| f32::from(code) - f32::from(middle))),
+        let rows = slice.rows.len();
+        let middle = format.bits.middle();
+        let (draw, numbers): (Draw, Vec<f32>) = match (format.bits, format.levels) {
+            (CodeBits::Four, Levels::Shared(levels)) => (Draw::NIBBLES, levels.to_vec()),
+            // Without the lowest one, the mean is zero.
+            (CodeBits::Four, _) => {
+                let number = |code: u8| if code == 0 { 0.0 } else { f32::from(code) - f32::from(middle) };
+                (Draw::CENTRED_NIBBLES, (0..16).map(number).collect())
+            }
+            (CodeBits::Eight, _) => {
+                (Draw::BYTES, (0..=255).map(|code: u8| f32::from(code) - f32::from(middle)).collect())
+            }
         };
-        let groups = rows * format.groups(cols);
+        let scale = self.scale(slice, &numbers);
+        let groups = rows * format.groups(slice.cols.len());
         let mut scales = Vec::with_capacity(groups * format.scales.size());
         narrow(std::iter::repeat_n(scale, groups), format.scales, &mut scales);
         let zeros = if format.levels == Levels::Integers(Zeros::Stored) { vec![middle; groups] } else { Vec::new() };
-        let mut codes = self.drawn(slice, &codes);
-        if format.bits == CodeBits::Four {
-            let pairs = codes.chunks(cols.max(1)).flat_map(|row| row.chunks(2));
-            codes = pairs.map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect();
-        }
-        GroupedPart { format, codes: Cow::Owned(codes), scales, zeros, row_levels: Vec::new(), columns: Vec::new() }
+        let codes = Cow::Owned(self.drawn(slice, draw));
+        GroupedPart { format, codes, scales, zeros, row_levels: Vec::new(), columns: Vec::new() }
     }
 
     /// With which the variance of such numbers is 1 / width.
@@ -100,23 +101,71 @@ impl Dummy {
         (slice.width() as f32 * squares / numbers.len() as f32).sqrt().recip()
     }
 
-    /// One of these for each element, as the element's place says.
-    fn drawn(&self, slice: &Slice, codes: &[u8; 256]) -> Vec<u8> {
+    /// Codes, as their places say: each 64 bits that are drawn are the codes of columns that follow each other.
+    fn drawn(&self, slice: &Slice, draw: Draw) -> Vec<u8> {
         let values = self.values(slice, DType::F32);
         let rows = values.rows(slice);
-        let (cols, first) = (slice.cols.len(), rows.first_col);
-        let mut out = vec![0; slice.elements()];
-        spread(&mut out, cols.max(1), self.threads, |first_row, part| {
-            for (row, out) in part.chunks_exact_mut(cols.max(1)).enumerate() {
-                let key = rows.row_key(first_row + row);
-                for (index, out) in out.iter_mut().enumerate() {
-                    let (col, draw) = (first + index, (first + index) / 4);
-                    let bits = mix(key.wrapping_add(draw as u64)) >> (16 * (col % 4));
-                    *out = codes[bits as usize % LEVELS % codes.len()];
-                }
+        let per_byte = 8 / draw.bits;
+        let row_bytes = slice.cols.len().div_ceil(per_byte).max(1);
+        // Zeros from the system: threads that fill pages also make them.
+        let mut out = vec![0; slice.rows.len() * row_bytes];
+        spread(&mut out, row_bytes, self.threads, |first_row, part| {
+            for (row, out) in part.chunks_exact_mut(row_bytes).enumerate() {
+                draw.fill(rows.row_key(first_row + row), slice.cols.clone(), out);
             }
         });
         out
+    }
+}
+
+/// How codes are made of 64 bits, all of them at once.
+#[derive(Clone, Copy)]
+struct Draw {
+    /// Of a code.
+    bits: usize,
+    /// Bits that stay.
+    keep: u64,
+    /// Bits that are set.
+    set: u64,
+    /// Codes of four bits that are zero become eight.
+    centred: bool,
+}
+
+impl Draw {
+    const NIBBLES: Self = Self { bits: 4, keep: u64::MAX, set: 0, centred: false };
+    const CENTRED_NIBBLES: Self = Self { centred: true, ..Self::NIBBLES };
+    const BYTES: Self = Self { bits: 8, ..Self::NIBBLES };
+    /// 8-bit floats from 1 to 2, of either sign.
+    const E4M3: Self = Self { keep: 0x8787_8787_8787_8787, set: 0x3838_3838_3838_3838, ..Self::BYTES };
+
+    /// The codes of the `number`th draw of a row, the first one in the lowest bits.
+    fn codes(self, row_key: u64, number: usize) -> u64 {
+        let bits = mix(row_key.wrapping_add(number as u64)) & self.keep | self.set;
+        if !self.centred {
+            return bits;
+        }
+        let any = bits | bits >> 1 | bits >> 2 | bits >> 3;
+        bits | (!any & 0x1111_1111_1111_1111) << 3
+    }
+
+    /// Packs the codes of some columns of a row.
+    fn fill(self, row_key: u64, cols: Range<usize>, out: &mut [u8]) {
+        let per_draw = 64 / self.bits;
+        if cols.start.is_multiple_of(per_draw) {
+            for (number, out) in out.chunks_mut(8).enumerate() {
+                let codes = self.codes(row_key, cols.start / per_draw + number).to_le_bytes();
+                out.copy_from_slice(&codes[..out.len()]);
+            }
+            // Bits beyond the last column are zero.
+            if let Some(last) = out.last_mut().filter(|_| self.bits == 4 && !cols.len().is_multiple_of(2)) {
+                *last &= 15;
+            }
+            return;
+        }
+        for (at, col) in cols.enumerate() {
+            let code = self.codes(row_key, col / per_draw) >> (col % per_draw * self.bits) & ((1 << self.bits) - 1);
+            out[at * self.bits / 8] |= (code << (at * self.bits % 8)) as u8;
+        }
     }
 }
 
@@ -154,9 +203,12 @@ mod tests {
             let whole = numbers(format, 0..256);
             let variance = whole.iter().map(|x| x * x).sum::<f32>() / whole.len() as f32;
             assert!((variance * 256.0 - 1.0).abs() < 0.1, "{format:?}: {variance}");
-            let part = numbers(format, 64..192);
-            let same = part.iter().enumerate().all(|(i, value)| *value == whole[i / 128 * 256 + 64 + i % 128]);
-            assert!(same, "{format:?}");
+            for cols in [64..192, 37..64, 37..100] {
+                let (part, width) = (numbers(format, cols.clone()), cols.len());
+                let same =
+                    part.iter().enumerate().all(|(i, value)| *value == whole[i / width * 256 + cols.start + i % width]);
+                assert!(same, "{format:?} {cols:?}");
+            }
         }
     }
 }

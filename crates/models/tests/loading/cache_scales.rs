@@ -131,7 +131,10 @@ fn other_quantisations_are_refused() {
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 4}}"#, "kv_cache_scheme"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"strategy": "channel"}}"#, "attn_head"),
         (r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"dynamic": true}}"#, "dynamic"),
-        (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "no random weights are made as modelopt stores these"),
+        (
+            r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
+            "no random weights are made as modelopt stores these",
+        ),
         (r#"{"quant_method": "hqq"}"#, "awq, bitsandbytes, compressed-tensors"),
     ] {
         let message = refusal(load(folder(&quantised(text)).path(), &options(LoadFormat::Dummy, (0, 1))));

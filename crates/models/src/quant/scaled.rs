@@ -103,24 +103,7 @@ impl Quantization for ScaledE4m3 {
     }
 
     fn made(&self, weight: &RandomWeight<'_>) -> Made {
-        let ([rows, cols], name) = (weight.shape, weight.name);
-        let blocks = self.block.map(|[high, wide]| vec![rows.div_ceil(high), cols.div_ceil(wide)]);
-        let (ending, shape) = match self.made {
-            MadeScales::Unknown => return Made::Unknown,
-            _ if weight.experts.is_some() => return Made::Unknown,
-            MadeScales::Usual => (SCALES[0], blocks.unwrap_or(vec![1])),
-            MadeScales::Inverse => (SCALES[1], blocks.unwrap_or(vec![1])),
-            MadeScales::Rows => (SCALES[0], blocks.unwrap_or(vec![rows, 1])),
-        };
-        let scale = weight.scale(&random_codes().map(e4m3::decode));
-        let mut made = vec![
-            RandomTensor::drawn(name.to_owned(), Dtype::F8_E4M3, vec![rows, cols], random_codes()),
-            RandomTensor::filled(format!("{name}{ending}"), DType::F32, shape, scale),
-        ];
-        if let InputRounding::Static(scale) = self.input.dummy() {
-            made.push(RandomTensor::filled(format!("{}input_scale", weight.stem()), DType::F32, vec![1], scale));
-        }
-        Made::Tensors(made)
+        self.made_with(weight, DType::F32)
     }
 }
 
@@ -151,6 +134,28 @@ fn is_turned(slice: &Slice) -> bool {
 }
 
 impl ScaledE4m3 {
+    /// See [`Quantization::made`]; scales are of this type.
+    pub(super) fn made_with(&self, weight: &RandomWeight<'_>, scale_type: DType) -> Made {
+        let ([rows, cols], name) = (weight.shape, weight.name);
+        let blocks = self.block.map(|[high, wide]| vec![rows.div_ceil(high), cols.div_ceil(wide)]);
+        let (ending, shape) = match self.made {
+            MadeScales::Unknown => return Made::Unknown,
+            _ if weight.experts.is_some() => return Made::Unknown,
+            MadeScales::Usual => (SCALES[0], blocks.unwrap_or(vec![1])),
+            MadeScales::Inverse => (SCALES[1], blocks.unwrap_or(vec![1])),
+            MadeScales::Rows => (SCALES[0], blocks.unwrap_or(vec![rows, 1])),
+        };
+        let scale = weight.scale(&random_codes().map(e4m3::decode));
+        let mut made = vec![
+            RandomTensor::drawn(name.to_owned(), Dtype::F8_E4M3, vec![rows, cols], random_codes()),
+            RandomTensor::filled(format!("{name}{ending}"), scale_type, shape, scale),
+        ];
+        if let InputRounding::Static(scale) = self.input.dummy() {
+            made.push(RandomTensor::filled(format!("{}input_scale", weight.stem()), scale_type, vec![1], scale));
+        }
+        Made::Tensors(made)
+    }
+
     /// What stands for a slice; absent where that is plain.
     fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Found<'a>>, LoadError> {
         let name = &slice.location.tensor;

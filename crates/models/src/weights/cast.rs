@@ -23,6 +23,20 @@ pub(crate) fn narrow(values: impl Iterator<Item = f32>, dtype: DType, out: &mut 
     }
 }
 
+/// Rounds each value into its place.
+pub(crate) fn narrow_into(values: &[f32], dtype: DType, out: &mut [u8]) {
+    match dtype {
+        DType::F32 => each(values, out, f32::to_le_bytes),
+        DType::Bf16 => each(values, out, |x| bf16::from_f32(x).to_le_bytes()),
+        DType::F16 => each(values, out, |x| f16::from_f32(x).to_le_bytes()),
+    }
+}
+
+/// Without growth between elements, so that it becomes vector code.
+fn each<const N: usize>(values: &[f32], out: &mut [u8], round: impl Fn(f32) -> [u8; N]) {
+    values.iter().zip(out.as_chunks_mut::<N>().0).for_each(|(value, out)| *out = round(*value));
+}
+
 /// The same elements in another type.
 pub(crate) fn cast(from: DType, bytes: Cow<'_, [u8]>, to: DType) -> Cow<'_, [u8]> {
     if from == to {
@@ -44,6 +58,9 @@ mod tests {
             let mut bytes = Vec::new();
             narrow(values.into_iter(), dtype, &mut bytes);
             assert_eq!(bytes.len(), values.len() * dtype.size());
+            let mut placed = vec![0; bytes.len()];
+            narrow_into(&values, dtype, &mut placed);
+            assert_eq!(placed, bytes);
             for (got, want) in widen(dtype, &bytes).iter().zip(values) {
                 assert!((got - want).abs() <= error, "{dtype:?}: {got} is not {want}");
             }

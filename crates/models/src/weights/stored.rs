@@ -152,12 +152,10 @@ fn decode_rows(matrix: &HostMatrix<'_>, how: Decoding) -> Vec<u8> {
     let row_bytes = how.cols * how.dtype.size();
     let mut bytes = vec![0; matrix.rows * row_bytes];
     spread(&mut bytes, row_bytes.max(1), how.threads, |first, part| {
-        let (mut values, mut rounded) = (vec![0.0; how.cols], Vec::with_capacity(row_bytes));
+        let mut values = vec![0.0; how.cols];
         for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
             decode(matrix, first + row..first + row + 1, &mut values);
-            rounded.clear();
-            cast::narrow(values.iter().copied(), how.dtype, &mut rounded);
-            out.copy_from_slice(&rounded);
+            cast::narrow_into(&values, how.dtype, out);
         }
     });
     bytes

@@ -5,7 +5,6 @@ use model_spec::{ConfigError, ConfigFile};
 use regex::Regex;
 use safetensors::Dtype;
 
-use crate::quant::Quantization;
 use crate::quant::grouped::dummy_codes;
 use crate::quant::input::InputScheme;
 use crate::quant::packed::{code_bits, words};
@@ -76,7 +75,7 @@ impl Scheme {
                 (Some(_), _) | (None, true) => MadeScales::Usual,
                 (None, false) => MadeScales::Rows,
             };
-            return ScaledE4m3 { block: self.block, input: self.input, made }.made(weight);
+            return ScaledE4m3 { block: self.block, input: self.input, made }.made_with(weight, weight.dtype);
         }
         if floats || weight.experts.is_some() {
             return Made::Unknown;

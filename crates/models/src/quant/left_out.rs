@@ -16,6 +16,9 @@ pub(crate) struct LeftOut {
 
 impl LeftOut {
     pub(super) fn read(config: &ConfigFile) -> Result<Self, ConfigError> {
+        // Model Optimizer's files have it one level deeper.
+        let inner = config.object("quantization")?;
+        let config = inner.as_ref().unwrap_or(config);
         let mut found = Self::default();
         for key in KEYS {
             for text in config.texts_opt(key)?.unwrap_or_default() {

@@ -155,7 +155,9 @@ impl Quantized {
 
 /// Reads what a model's `config.json` says; fails where its weights are stored in a way that is not supported.
 pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
-    let stated = config.object("quantization_config")?;
+    // The older key is llm-compressor's first one.
+    let key = config.spelled(&["quantization_config", "compression_config"]).unwrap_or("quantization_config");
+    let stated = config.object(key)?;
     let stated =
         stated.map(|quantization| quantization.text_or("quant_method", "").map(|method| (quantization, method)));
     let Some((quantization, method)) = stated.transpose()?.map_or_else(|| beside(config), |found| Ok(Some(found)))?
@@ -172,12 +174,14 @@ pub(crate) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
 }
 
 /// What a file beside `config.json` says, of tools that write their own, and its method: AutoGPTQ's
-/// `quantize_config.json`, and the `quant_config.json` of AutoAWQ and SqueezeLLM.
+/// `quantize_config.json`, the `quant_config.json` of AutoAWQ and SqueezeLLM, and Model Optimizer's
+/// `hf_quant_config.json`.
 fn beside(config: &ConfigFile) -> Result<Option<(ConfigFile, String)>, ConfigError> {
-    for name in ["quantize_config.json", "quant_config.json"] {
+    for name in ["quantize_config.json", "quant_config.json", "hf_quant_config.json"] {
         let Some(found) = ConfigFile::read_optional(&config.file().with_file_name(name))? else { continue };
         let usual = match name {
             "quantize_config.json" => "gptq",
+            "hf_quant_config.json" => "modelopt",
             _ if found.get("wbits").is_some() => "squeezellm",
             _ => "awq",
         };
@@ -277,6 +281,14 @@ mod tests {
     }
 
     #[test]
+    fn the_older_key_says_it_too() {
+        let text = br#"{"compression_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0":
+            {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}}}}"#;
+        let config = ConfigFile::parse(Path::new("m/config.json"), text).expect("JSON");
+        assert_eq!(read(&config).expect("a method").method, Some("compressed-tensors"));
+    }
+
+    #[test]
     fn files_beside_the_config_say_it_too() {
         let folder = tempfile::tempdir().expect("a folder");
         let of = |name: &str, text: &str| {
@@ -295,6 +307,11 @@ mod tests {
         let text = r#"{"zero_point": true, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}"#;
         let (method, format) = of("quant_config.json", text).expect("awq");
         assert_eq!((method, group(format)), (Some("awq"), Some((CodeBits::Four, 32))));
+        let text = r#"{"producer": {"name": "modelopt"}, "quantization":
+            {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}"#;
+        let (method, format) = of("hf_quant_config.json", text).expect("modelopt");
+        let floats = matches!(format.map(|format| format.format), Some(WeightFormat::ScaledE4m3 { .. }));
+        assert!(method == Some("modelopt") && floats);
         let message = of("quant_config.json", r#"{"wbits": 3}"#).expect_err("3 bits").to_string();
         assert!(message.contains("quant_config.json") && message.contains("wbits"), "{message}");
         let refused = of("quantize_config.json", r#"{"quant_method": "quip"}"#).expect_err("unknown").to_string();

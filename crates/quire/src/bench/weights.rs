@@ -1,5 +1,5 @@
-//! `quire bench weights`: a model with random weights as a folder, so that a start from files, or another server, can be
-//! measured without a download.
+//! `quire bench weights`: a model with random weights as a folder, so that a start from files, or another server, can
+//! be measured without a download.
 
 use std::{path::PathBuf, time::Instant};
 

@@ -64,7 +64,10 @@ impl Kind {
     pub(crate) fn takes(format: WeightFormat) -> bool {
         match format {
             WeightFormat::Plain(_) => false,
-            WeightFormat::ScaledE4m3 { .. } => true,
+            // A rank that begins inside a group may have short ones.
+            WeightFormat::ScaledE4m3 { scale_cols, .. } => {
+                scale_cols == ALL_COLUMNS || scale_cols.is_multiple_of(LEAST_GROUP)
+            }
             WeightFormat::Grouped(GroupedFormat { levels, .. }) => levels != Levels::Rows,
             WeightFormat::Blocks(_) => {
                 IntegerFormat::of(format).is_some_and(|format| format.group.is_multiple_of(LEAST_GROUP))

@@ -75,8 +75,8 @@ impl Skinny {
         Self { warps: 8, halves: 4, depth: 1 },
     ];
 
-    /// The one for tiles of `tile_rows` rows. Where k is large blocks are few, and have more warps to share it; elsewhere
-    /// more of them read while others begin.
+    /// The one for tiles of `tile_rows` rows. Where k is large blocks are few, and have more warps to share it;
+    /// elsewhere more of them read while others begin.
     fn of(tile_rows: usize, k: usize) -> Option<Self> {
         let halves = tile_rows.div_ceil(HALF).next_power_of_two();
         Self::ALL.into_iter().find(|skinny| skinny.halves == halves && (skinny.warps == 8 || k < MUCH))

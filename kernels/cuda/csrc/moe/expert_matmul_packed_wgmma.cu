@@ -27,8 +27,7 @@
 // Sums of a row of x in shared memory, four more than there are: no two lanes meet in a bank.
 #define LINE (TILE_COLUMNS + 4)
 // Chunks of codes under way in each lane for each tile, as far as there are registers.
-#define PIECES_AHEAD (ROWS <= 64 ? 4 : 2)
-#define AHEAD (ZEROS == OFFSETS && SPANS == 2 ? PIECES_AHEAD / 2 / PIECES : PIECES_AHEAD / PIECES)
+#define AHEAD ((ROWS <= 64 ? 4 : 2) / (ZEROS == OFFSETS && SPANS == 2 ? 2 : 1) / PIECES)
 
 typedef PackedStream<(AHEAD > 0 ? AHEAD : 1)> Stream;
 typedef Stages<ROWS * CHUNK * 2, DEPTH> RowStages;
@@ -54,7 +53,8 @@ struct Parts {
         begin = now.begin;
     }
 
-    DEVICE Tile tile_at(u32 index) const { return choices.tile(index < all ? index % tiles : 0); }
+    // Where there is none, any expert has weights.
+    DEVICE Tile tile_at(u32 index) const { return index < all ? choices.tile(index % tiles) : Tile{0, 0, 0, 0}; }
     DEVICE u32 end_of(const Tile& tile) const { return tile.begin + choices.rows_of(tile); }
     DEVICE u32 column_of(u32 index) const { return index / tiles * COLUMNS; }
 

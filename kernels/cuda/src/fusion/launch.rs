@@ -230,7 +230,7 @@ impl CudaBackend {
         gated.into_iter().for_each(|gated| self.launch(Op::Gated(gated)));
     }
 
-    /// A GEMM of few rows, what adapters add to it, and the gate of both, in one kernel; false where none does all that.
+    /// A GEMM, what adapters add to it, and the gate of both, in one kernel; false where none does all that.
     fn run_gated_adapted(&mut self, gemm: &Gemm, lora: Lora, splits: usize, gated: Gated) -> bool {
         let Some(adapters) = self.lora.of_gate(&self.device, lora, splits) else { return false };
         let gate = Gate { activation: gated.activation, out: gated.out, prepared: None };

@@ -31,7 +31,7 @@ const DEEP: usize = 2048;
 const PIECE: usize = 8;
 /// Bytes of an adapter's weights of one output that are copied before they are needed: of 16 ranks.
 const COPIED_BYTES: usize = 32;
-/// Rows of `x` up to which blocks that gate add what adapters give, too: each row reads its adapter's weights for itself.
+/// Rows of `x` up to which blocks that gate add what adapters give, too: each row reads its adapter for itself.
 pub(crate) const MOST_ADAPTED: usize = 2;
 /// Bytes for adapters that blocks have room for without having fewer beside them.
 const MOST_SHARED: usize = 24 << 10;

@@ -56,6 +56,10 @@ pub struct Args {
     /// time of the best run. Cases with adapters need `-- --enable-lora`
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
+    /// Folder for random weights that both programs load, where `quire bench weights` writes them first; without it
+    /// each makes up its own. Rows of mixtures choose experts as weights say, and so does how many are read
+    #[arg(long, value_name = "FOLDER")]
+    weights: Option<PathBuf>,
     /// Measure nothing, print the table of the results that are there
     #[arg(long)]
     table: bool,

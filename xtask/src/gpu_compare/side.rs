@@ -71,14 +71,46 @@ impl<'a> Stage<'a> {
         let positions = number("max_position_embeddings").unwrap_or(u32::MAX);
         let max_model_len = shape.max_model_len().min(positions);
         let stage = Self { args, shape, side, work, vocab_size, max_model_len };
-        fs::create_dir_all(stage.model()).with_context(|| stage.model().display().to_string())?;
-        fs::write(stage.model().join("config.json"), config)?;
-        tokenizer::write(&stage.model(), vocab_size)?;
+        let described = stage.described();
+        fs::create_dir_all(&described).with_context(|| described.display().to_string())?;
+        fs::write(described.join("config.json"), config)?;
+        tokenizer::write(&described, vocab_size)?;
+        stage.write_weights()?;
         Ok(stage)
     }
 
-    fn model(&self) -> PathBuf {
+    /// The model without weights.
+    fn described(&self) -> PathBuf {
         self.work.join(self.shape.to_string())
+    }
+
+    fn model(&self) -> PathBuf {
+        match &self.args.weights {
+            Some(folder) => folder.join(self.shape.to_string()),
+            None => self.described(),
+        }
+    }
+
+    /// Writes those that both programs load, where the folder has none of this very model.
+    fn write_weights(&self) -> anyhow::Result<()> {
+        let (from, to) = (self.described().join("config.json"), self.model().join("config.json"));
+        if self.args.weights.is_none() || (to.exists() && fs::read(&from)? == fs::read(&to)?) {
+            return Ok(());
+        }
+        // Whole, or not there: whoever ends this meanwhile does not leave half a model.
+        let part = self.model().with_extension("part");
+        for folder in [&part, &self.model()].into_iter().filter(|folder| folder.exists()) {
+            fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
+        fs::create_dir_all(&part).with_context(|| part.display().to_string())?;
+        let mut command = self.quire();
+        command.args(["bench", "weights"]).args([&self.described(), &part]);
+        process::run(self.logged(command)?)?;
+        fs::rename(&part, self.model()).with_context(|| self.model().display().to_string())
+    }
+
+    fn load_format(&self) -> &'static str {
+        if self.args.weights.is_some() { "auto" } else { "dummy" }
     }
 
     /// The lines of the cases: those of `--cases`, otherwise the table's.
@@ -107,7 +139,7 @@ impl<'a> Stage<'a> {
                 let script = self.work.join("vllm_offline.py");
                 fs::write(&script, include_str!("../../../tests/peers/vllm_offline.py"))?;
                 let mut command = Command::new(&self.args.python);
-                command.arg(script).arg("--model").arg(self.model());
+                command.arg(script).arg("--model").arg(self.model()).args(["--load-format", self.load_format()]);
                 command
             }
         };
@@ -128,7 +160,7 @@ impl<'a> Stage<'a> {
             Side::Vllm => {
                 let mut command = Command::new(&self.args.python);
                 command.args(["-m", "vllm.entrypoints.cli.main", "serve"]).arg(self.model());
-                command.args(["--load-format", "dummy", "--dtype", "bfloat16"]);
+                command.args(["--load-format", self.load_format(), "--dtype", "bfloat16"]);
                 // As the offline script does.
                 command.envs([
                     ("HF_HUB_OFFLINE", "1"),
@@ -157,7 +189,8 @@ impl<'a> Stage<'a> {
     }
 
     fn quire_engine(&self, command: &mut Command) {
-        command.args(["--load-format", "dummy", "--dtype", "bfloat16", "--device", &self.args.device]);
+        let load_format = self.load_format();
+        command.args(["--load-format", load_format, "--dtype", "bfloat16", "--device", &self.args.device]);
         if self.args.device == "cpu" {
             command.args(["--kv-cache-memory-bytes", "1G"]);
         }

@@ -56,7 +56,8 @@ impl ExpertNaming {
             Self::Stacked { count, pieces } => {
                 let StackedParam { weight, bias, rows, transposed } = pieces[which];
                 let tensor = format!("{layer}.{}", if kind == ParamKind::Weight { weight } else { bias });
-                TensorLocation { tensor, stack: Some(StackedExpert { index: expert, count: *count }), rows, transposed }
+                let stack = Some(StackedExpert { index: expert, count: *count });
+                TensorLocation { tensor, stack, rows, transposed, conv1d: false }
             }
         }
     }

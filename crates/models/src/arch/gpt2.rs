@@ -13,7 +13,7 @@ use crate::weights::LayerParam;
 
 pub(super) fn gpt2(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let sizes = Sizes::with_intermediate(&folder.config, 4)?;
-    let naming = Naming { qkv: Some(sizes.stacked_qkv()), transposed: true, ..NAMING };
+    let naming = Naming { qkv: Some(sizes.stacked_qkv()), conv1d: true, ..NAMING };
     build(folder, &sizes, naming)
 }
 

@@ -27,8 +27,8 @@ pub(super) struct Naming {
     pub gate_up: Option<[FusedShard; 2]>,
     /// The same of the expert that all tokens share.
     pub shared_gate_up: Option<[FusedShard; 2]>,
-    /// The layers' matrices are stored `[in, out]`.
-    pub transposed: bool,
+    /// The layers' matrices are `Conv1D`s: stored `[in, out]`.
+    pub conv1d: bool,
     /// Where the experts of MoE layers lie.
     pub experts: ExpertNaming,
 }
@@ -51,7 +51,7 @@ pub(super) const LLAMA: Naming = Naming {
     qkv: None,
     gate_up: None,
     shared_gate_up: None,
-    transposed: false,
+    conv1d: false,
     experts: ExpertNaming::None,
 };
 
@@ -79,7 +79,8 @@ impl Naming {
                 ParamId::Layer(layer, part) => {
                     let name = format!("{}.{layer}.{}", self.layers, (self.part)(part));
                     let tensor = if is_bare(part) { name } else { format!("{name}.{ending}") };
-                    return TensorLocation { tensor, stack: None, rows: self.rows(part), transposed: self.transposed };
+                    let (rows, conv1d) = (self.rows(part), self.conv1d);
+                    return TensorLocation { tensor, stack: None, rows, transposed: conv1d, conv1d };
                 }
             };
             format!("{whole}.{ending}").into()

@@ -49,7 +49,8 @@ impl GroupedMethod for BitsAndBytes {
         let name = &slice.location.tensor;
         let Some(codes) = tensors.get(name).filter(|_| slice.shape.len() == 2) else { return Ok(None) };
         let mut slice = slice.clone();
-        slice.location.transposed = false;
+        // Of experts in one tensor, rows are output features also where plain ones lie the other way round.
+        slice.location.transposed &= slice.location.stack.is_none();
         match codes.element {
             Element::Code(Code::U8) => State::find(&codes, tensors)?.matrix(&slice, &codes, tensors).map(Some),
             Element::Code(Code::I8) => self.bytes(&slice, &codes, tensors).map(Some),
@@ -78,7 +79,7 @@ impl BitsAndBytes {
             meaning: Meaning::Symmetric,
             groups: None,
             input: InputScheme::PerTokenInt8 { outliers: self.outliers }.rounding(slice, tensors)?,
-            upright: true,
+            upright: slice.location.stack.is_some(),
         })
     }
 }
@@ -160,7 +161,7 @@ impl<'a> State<'a> {
             meaning: Meaning::Levels(self.levels),
             groups: None,
             input: InputRounding::None,
-            upright: true,
+            upright: slice.location.stack.is_some(),
         })
     }
 }

@@ -24,7 +24,7 @@ use kernels::ops::{ALL_COLUMNS, CodeBits, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
 use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
-use super::packed::{Numbers, Words, along_rows, check, code_bits, stem, whole_shape, words};
+use super::packed::{Numbers, Words, along_rows, check, code_bits, not_conv1d, stem, whole_shape, words};
 use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4, gptq};
 use crate::error::LoadError;
@@ -101,6 +101,7 @@ impl GroupedMethod for Codes<'_> {
         let input = self.scheme.input.rounding(slice, tensors);
         if let Some(stem) = stem(slice, tensors) {
             let Some(weights) = tensors.get(&format!("{stem}weight_packed")) else { return Ok(None) };
+            not_conv1d(slice, &weights)?;
             return match weights.element {
                 Element::Code(Code::U8) => float4::compressed(slice, stem, weights, tensors).map(Some),
                 _ => packed(slice, stem, weights, tensors, input?).map(Some),
@@ -108,7 +109,10 @@ impl GroupedMethod for Codes<'_> {
         }
         let name = &slice.location.tensor;
         match tensors.get(name).filter(|tensor| tensor.element == Element::Code(Code::I8) && slice.shape.len() == 2) {
-            Some(weights) => bytes(slice, weights, tensors, input?).map(Some),
+            Some(weights) => {
+                not_conv1d(slice, &weights)?;
+                bytes(slice, weights, tensors, input?).map(Some)
+            }
             None => Ok(None),
         }
     }

@@ -6,7 +6,7 @@ use model_spec::ConfigFile;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use crate::weights::{Checkpoint, Decoding, Role, Slice, Weights};
+use crate::weights::{Checkpoint, Decoding, Role, Slice, TensorLocation, Weights};
 
 const OUT: usize = 32;
 const IN: usize = 64;
@@ -69,7 +69,8 @@ fn bytes(name: &'static str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> M
     (name, dtype, shape.to_vec(), bytes)
 }
 
-/// What a checkpoint of these tensors of a layer gives for its weight, whole and for the second of two ranks.
+/// What a checkpoint of these tensors of a layer gives for its weight, whole and for the second of two ranks: of a
+/// linear layer, of one that is turned around, and of a `Conv1D`.
 fn check(config: &str, made: &[Made], want: impl Fn(usize, usize) -> f32) {
     let folder = tempfile::tempdir().expect("a folder");
     let views = made.iter().map(|(name, dtype, shape, bytes)| {
@@ -81,20 +82,44 @@ fn check(config: &str, made: &[Made], want: impl Fn(usize, usize) -> f32) {
     let config_file = ConfigFile::parse(&folder.path().join("config.json"), text.as_bytes()).expect("JSON");
     let quantized = super::read(&config_file).expect(config);
     let checkpoint = Checkpoint::open(folder.path(), None, 2).expect("weights").quantized(quantized.weights);
+    let plain = TensorLocation::from("layer.weight".to_owned());
+    let turned = TensorLocation { transposed: true, ..plain.clone() };
+    let conv1d = TensorLocation { conv1d: true, ..turned.clone() };
     for (rows, cols) in [(0..OUT, 0..IN), (OUT / 2..OUT, 0..IN), (0..OUT, IN / 2..IN), (3..7, 5..50)] {
-        let location = "layer.weight".to_owned().into();
-        let slice =
-            Slice { location, shape: vec![OUT, IN], rows: rows.clone(), cols: cols.clone(), role: Role::Matrix };
-        let stored = checkpoint.check(&slice).expect(config);
-        let fetched = checkpoint.fetch(&slice).expect(config);
-        assert_eq!(stored.format.row_bytes(cols.len()), fetched.format().row_bytes(cols.len()), "{config}");
-        let chunk = fetched.decoded(Decoding { cols: cols.len(), dtype: DType::F32, threads: 1 });
-        let values = chunk.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        let places = rows.flat_map(|row| cols.clone().map(move |col| (row, col)));
-        for ((row, col), value) in places.zip(values) {
-            let want = want(row, col);
-            assert!((value - want).abs() <= 1e-6 * want.abs(), "{config} at ({row}, {col}): {value} is not {want}");
+        let slice = |location: &TensorLocation| Slice {
+            location: location.clone(),
+            shape: vec![OUT, IN],
+            rows: rows.clone(),
+            cols: cols.clone(),
+            role: Role::Matrix,
+        };
+        gives(&checkpoint, &slice(&plain), &want);
+        let turned = Slice { shape: vec![IN, OUT], rows: cols.clone(), cols: rows.clone(), ..slice(&turned) };
+        gives(&checkpoint, &turned, &|row, col| want(col, row));
+        if READ_AS_LINEAR.iter().any(|method| config.contains(method)) {
+            gives(&checkpoint, &slice(&conv1d), &want);
+        } else {
+            let refusal = checkpoint.check(&slice(&conv1d)).err().expect(config).to_string();
+            assert!(refusal.contains("layer.weight") && refusal.contains("Conv1D"), "{config}: {refusal}");
         }
+    }
+}
+
+/// Methods by which a `Conv1D` is stored as a linear layer.
+const READ_AS_LINEAR: [&str; 5] = ["auto-round", "awq", "bitsandbytes", "gptq", "squeezellm"];
+
+/// What a checkpoint gives for a slice.
+fn gives(checkpoint: &Checkpoint, slice: &Slice, want: &dyn Fn(usize, usize) -> f32) {
+    let (rows, cols) = (slice.rows.clone(), slice.cols.clone());
+    let stored = checkpoint.check(slice).expect("stored");
+    let fetched = checkpoint.fetch(slice).expect("fetched");
+    assert_eq!(stored.format.row_bytes(cols.len()), fetched.format().row_bytes(cols.len()), "{slice:?}");
+    let chunk = fetched.decoded(Decoding { cols: cols.len(), dtype: DType::F32, threads: 1 });
+    let values = chunk.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let places = rows.flat_map(|row| cols.clone().map(move |col| (row, col)));
+    for ((row, col), value) in places.zip(values) {
+        let want = want(row, col);
+        assert!((value - want).abs() <= 1e-6 * want.abs(), "{slice:?} at ({row}, {col}): {value} is not {want}");
     }
 }
 

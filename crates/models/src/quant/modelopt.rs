@@ -13,6 +13,7 @@ use model_spec::{ConfigError, ConfigFile};
 use super::float4::MX_BLOCK;
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod};
 use super::input::InputScheme;
+use super::packed::not_conv1d;
 use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4};
 use crate::error::LoadError;
@@ -61,6 +62,7 @@ impl GroupedMethod for Nvfp4 {
     fn find<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<CodeMatrix<'a>>, LoadError> {
         let tensor = tensors.get(&slice.location.tensor).filter(|_| slice.shape.len() == 2);
         let Some(weights) = tensor.filter(|tensor| tensor.element == Element::Code(Code::U8)) else { return Ok(None) };
+        not_conv1d(slice, &weights)?;
         float4::modelopt(slice, weights, tensors).map(Some)
     }
 }

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 use super::Quantization;
 use super::float4::power_of_two;
 use super::input::InputScheme;
-use super::packed::greatest_common_divisor;
+use super::packed::{greatest_common_divisor, not_conv1d};
 use crate::error::LoadError;
 use crate::weights::{
     Chunk, Code, Decoding, DummyFormat, Element, Fetched, Made, RandomTensor, RandomWeight, Role, ScaledPart, Slice,
@@ -163,6 +163,7 @@ impl ScaledE4m3 {
         if codes.element != Element::Code(Code::E4m3) {
             return Ok(None);
         }
+        not_conv1d(slice, &codes)?;
         let upright = slice.upright();
         if !upright.fits(codes.shape) {
             return Err(codes.misshapen(upright.stored_shape()));

@@ -83,7 +83,7 @@ impl Checkpoint {
 
 impl Weights for Checkpoint {
     fn check(&self, slice: &Slice) -> Result<Stored, LoadError> {
-        let quantized = self.quantization.as_ref().map(|method| method.check(slice, self.tensors()));
+        let quantized = self.quantization.as_ref().map(|method| method.check(&slice.as_linear(), self.tensors()));
         if let Some(stored) = quantized.transpose()?.flatten() {
             return Ok(stored);
         }
@@ -91,7 +91,7 @@ impl Weights for Checkpoint {
     }
 
     fn fetch(&self, slice: &Slice) -> Result<Fetched<'_>, LoadError> {
-        let quantized = self.quantization.as_ref().map(|method| method.fetch(slice, self.tensors()));
+        let quantized = self.quantization.as_ref().map(|method| method.fetch(&slice.as_linear(), self.tensors()));
         if let Some(fetched) = quantized.transpose()?.flatten() {
             return Ok(fetched);
         }

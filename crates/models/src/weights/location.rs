@@ -17,12 +17,15 @@ pub struct TensorLocation {
     pub rows: FusedShard,
     /// A matrix is stored `[in, out]` (GPT-2). Vectors do not care.
     pub transposed: bool,
+    /// It is so because its layer is a `Conv1D`, which tools quantise as the linear layer that it is: what they store
+    /// lies `[out, in]`.
+    pub conv1d: bool,
 }
 
 impl From<String> for TensorLocation {
     /// A tensor that holds the weight and nothing else.
     fn from(tensor: String) -> Self {
-        Self { tensor, stack: None, rows: FusedShard::ALL, transposed: false }
+        Self { tensor, stack: None, rows: FusedShard::ALL, transposed: false, conv1d: false }
     }
 }
 
@@ -162,6 +165,15 @@ impl Slice {
         Cow::Owned(bytes)
     }
 
+    /// The slice as quantised tensors have it.
+    pub(crate) fn as_linear(&self) -> Cow<'_, Self> {
+        if !(self.location.conv1d && self.location.transposed) {
+            return Cow::Borrowed(self);
+        }
+        let location = TensorLocation { transposed: false, ..self.location.clone() };
+        Cow::Owned(Self { location, ..self.clone() })
+    }
+
     /// The slice as its tensor lies: of one that is stored `[in, out]`, its transpose.
     pub(crate) fn upright(&self) -> Self {
         if !self.location.transposed {
@@ -207,7 +219,7 @@ mod tests {
 
     /// Cuts a tensor of bytes `0, 1, 2, …`.
     fn check(rows: FusedShard, transposed: bool, shape: &[usize], part: [Range<usize>; 2], expected: &[u8]) {
-        let location = TensorLocation { tensor: "t".to_owned(), stack: None, rows, transposed };
+        let location = TensorLocation { rows, transposed, ..TensorLocation::from("t".to_owned()) };
         let [rows, cols] = part;
         let slice = Slice { location, shape: shape.to_vec(), rows, cols, role: Role::Matrix };
         let tensor: Vec<u8> = (0..slice.stored_shape().iter().product::<usize>() as u8).collect();
@@ -246,10 +258,10 @@ mod tests {
         let tensor: Vec<u8> = (0..24).collect();
         let cut = |index, rows, transposed, shape: &[usize]| {
             let location = TensorLocation {
-                tensor: "t".to_owned(),
                 stack: Some(StackedExpert { index, count: 2 }),
                 rows,
                 transposed,
+                ..TensorLocation::from("t".to_owned())
             };
             let cols = shape.get(1).copied().unwrap_or(1);
             let slice = Slice { location, shape: shape.to_vec(), rows: 0..shape[0], cols: 0..cols, role: Role::Matrix };
@@ -270,7 +282,7 @@ mod tests {
     #[test]
     fn blocks_are_cut_out_whole() {
         let slice = |transposed, cols| {
-            let location = TensorLocation { tensor: "t".to_owned(), stack: None, rows: FusedShard::ALL, transposed };
+            let location = TensorLocation { transposed, ..TensorLocation::from("t".to_owned()) };
             Slice { location, shape: vec![2, 8], rows: 1..2, cols, role: Role::Matrix }
         };
         let blocks = slice(false, 4..8).in_blocks(4).unwrap();
@@ -302,7 +314,7 @@ mod tests {
     fn pieces_in_one_place_are_borrowed() {
         let [q, k, v] = FusedShard::split([4, 2, 2]);
         for (rows, len) in [(q, 4), (k, 2), (v, 2), (FusedShard::ALL, 8)] {
-            let location = TensorLocation { tensor: "t".to_owned(), stack: None, rows, transposed: false };
+            let location = TensorLocation { rows, ..TensorLocation::from("t".to_owned()) };
             let slice = Slice { location, shape: vec![len, 1], rows: 0..len, cols: 0..1, role: Role::Matrix };
             assert!(matches!(slice.cut(&[0; 8], 1, 1), Cow::Borrowed(_)), "{slice:?}");
         }

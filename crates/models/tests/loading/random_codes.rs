@@ -149,3 +149,32 @@ fn formats_that_cannot_be_made_up_are_refused_before_a_file_is_written() {
     assert!(message.contains("bitsandbytes"), "{message}");
     assert!(!saved.path().join("model.safetensors").exists());
 }
+
+/// GPT-2's `Conv1D`s are stored as the linear layers that they are, but for plain numbers; or they are refused.
+#[test]
+fn conv1d_layers_are_quantised_as_linear_ones() {
+    use Dtype::{F16, I32};
+    let gpt2 = |quantization: &str| {
+        config("GPT2LMHeadModel", r#""n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4,"#, quantization)
+    };
+    check(
+        &gpt2(r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#),
+        "transformer.h.1.attn.c_attn",
+        &[
+            (".bias", Dtype::BF16, &[128]),
+            (".g_idx", I32, &[64]),
+            (".qweight", I32, &[8, 128]),
+            (".qzeros", I32, &[2, 16]),
+            (".scales", F16, &[2, 128]),
+        ],
+    );
+    for method in [r#"{"quant_method": "fp8"}"#, &compressed(r#"{"num_bits": 8, "type": "int"}"#, "")] {
+        let (dir, saved) = (folder(&gpt2(method)), tempfile::tempdir().unwrap());
+        models::save_random(dir.path(), saved.path(), DType::Bf16, 1).expect(method);
+        let refusal = load(saved.path(), &options(LoadFormat::Auto, (0, 1))).err().expect(method).to_string();
+        assert!(
+            ["transformer.h.0.attn.c_attn.weight", "Conv1D", "gptq"].iter().all(|word| refusal.contains(word)),
+            "{refusal}"
+        );
+    }
+}

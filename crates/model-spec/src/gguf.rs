@@ -19,25 +19,36 @@ pub struct GgufFamily {
     pub rotates_pairs: bool,
     /// Norm weights have the 1 added that the class adds itself.
     pub norms_plus_one: bool,
-    /// There are norms before and after each part, and `post_attention_layernorm` is the one after attention.
+    /// There are norms after each part, and `post_attention_layernorm` is the one after attention.
     pub norms_around: bool,
+    /// A part of each head may rotate, the rest stay.
+    pub rotates_partly: bool,
     /// The class of files with experts, where there are such.
     pub with_experts: Option<&'static str>,
 }
 
 /// Sorted by name.
 const FAMILIES: &[GgufFamily] = &[
+    GgufFamily::plain("cohere2", "Cohere2ForCausalLM"),
+    GgufFamily::plain("command-r", "CohereForCausalLM"),
     GgufFamily { norms_plus_one: true, ..GgufFamily::plain("gemma", "GemmaForCausalLM") },
     GgufFamily { norms_plus_one: true, norms_around: true, ..GgufFamily::plain("gemma2", "Gemma2ForCausalLM") },
     GgufFamily { norms_plus_one: true, norms_around: true, ..GgufFamily::plain("gemma3", "Gemma3ForCausalLM") },
+    GgufFamily { rotates_partly: true, ..GgufFamily::plain("glm4", "Glm4ForCausalLM") },
+    GgufFamily::plain("gpt2", "GPT2LMHeadModel"),
     GgufFamily {
         rotates_pairs: true,
         with_experts: Some("MixtralForCausalLM"),
         ..GgufFamily::plain("llama", "LlamaForCausalLM")
     },
+    GgufFamily { norms_around: true, ..GgufFamily::plain("olmo2", "Olmo2ForCausalLM") },
+    GgufFamily { rotates_partly: true, ..GgufFamily::plain("phi3", "Phi3ForCausalLM") },
     GgufFamily::plain("qwen2", "Qwen2ForCausalLM"),
+    GgufFamily { with_experts: Some("Qwen2MoeForCausalLM"), ..GgufFamily::plain("qwen2moe", "Qwen2MoeForCausalLM") },
     GgufFamily::plain("qwen3", "Qwen3ForCausalLM"),
     GgufFamily { with_experts: Some("Qwen3MoeForCausalLM"), ..GgufFamily::plain("qwen3moe", "Qwen3MoeForCausalLM") },
+    GgufFamily { rotates_partly: true, ..GgufFamily::plain("stablelm", "StableLmForCausalLM") },
+    GgufFamily::plain("starcoder2", "Starcoder2ForCausalLM"),
 ];
 
 /// Control tokens that end a turn; files often name only the one that ends a text.
@@ -46,13 +57,24 @@ const TURN_ENDS: &[&str] = &["<|eom_id|>", "<|eot_id|>", "<|end|>", "<|im_end|>"
 /// Families whose largest model, told by its layers, scales scores by its width over its heads.
 const LARGEST_BY_WIDTH: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
 
+/// Families of whose projections only the file says whether they have biases.
+const BIASED: &[&str] = &["command-r", "glm4", "llama", "olmo2"];
+
 /// The number of control tokens in `tokenizer.ggml.token_type`.
 const CONTROL: f64 = 3.0;
 
 impl GgufFamily {
     /// Files that differ in nothing.
     const fn plain(name: &'static str, class: &'static str) -> Self {
-        Self { name, class, rotates_pairs: false, norms_plus_one: false, norms_around: false, with_experts: None }
+        Self {
+            name,
+            class,
+            rotates_pairs: false,
+            norms_plus_one: false,
+            norms_around: false,
+            rotates_partly: false,
+            with_experts: None,
+        }
     }
 
     /// All, sorted by name.
@@ -100,6 +122,7 @@ impl ConfigFile {
         let reader = Reader { gguf, family };
         let mut object = Map::new();
         reader.sizes(&mut object)?;
+        reader.layers(&mut object)?;
         reader.experts(&mut object)?;
         reader.tokens(&mut object)?;
         if let Some(scaling) = reader.rope_scaling()? {
@@ -165,18 +188,15 @@ impl Reader<'_> {
             "max_position_embeddings": self.needed("context_length")?,
             "rms_norm_eps": self.number("attention.layer_norm_rms_epsilon")?,
             "rope_theta": self.number("rope.freq_base")?,
-            "sliding_window": self.size("attention.sliding_window")?,
+            "partial_rotary_factor": self.rotary_factor(keys.unwrap_or(hidden / heads.max(1)))?,
+            "sliding_window": self.size("attention.sliding_window")?.filter(|window| *window > 0),
             "tie_word_embeddings": self.gguf.tensor("output.weight").is_none(),
             "attn_logit_softcapping": self.number("attn_logit_softcapping")?,
             "final_logit_softcapping": self.number("final_logit_softcapping")?,
+            "logit_scale": self.number("logit_scale")?,
         });
         if let Value::Object(fields) = fields {
             object.extend(fields);
-        }
-        if self.family.name == "llama" {
-            for (key, tensor) in [("attention_bias", "blk.0.attn_q.bias"), ("mlp_bias", "blk.0.ffn_up.bias")] {
-                object.insert(key.to_owned(), self.gguf.tensor(tensor).is_some().into());
-            }
         }
         // The scale of scores is not in the file: of two generations the largest model divides by its width, the others
         // by a head's.
@@ -188,6 +208,52 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// The share of a head that rotates, where that is not all of it.
+    fn rotary_factor(&self, head_dim: u64) -> Result<Option<f64>, ConfigError> {
+        if self.gguf.get(&self.key("rope.dimension_sections")).is_some() {
+            return Err(self.unsupported("rotary embeddings in sections".to_owned()));
+        }
+        match self.size("rope.dimension_count")?.filter(|rotated| *rotated != head_dim) {
+            None => Ok(None),
+            // What it is multiplied by again is rounded down.
+            Some(rotated) if self.family.rotates_partly => Ok(Some((rotated as f64 + 0.5) / head_dim as f64)),
+            Some(rotated) => Err(self.unsupported(format!("rotary embeddings of {rotated} of {head_dim} dimensions"))),
+        }
+    }
+
+    /// What the layers are like, told by their tensors.
+    fn layers(&self, object: &mut Map<String, Value>) -> Result<(), ConfigError> {
+        let has = |name: &str| self.gguf.tensor(&format!("blk.0.{name}")).is_some();
+        if let Some(epsilon) = self.number("attention.layer_norm_epsilon")? {
+            for key in ["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"] {
+                object.insert(key.to_owned(), epsilon.into());
+            }
+        }
+        if BIASED.contains(&self.family.name) {
+            object.insert("attention_bias".to_owned(), has("attn_q.bias").into());
+            object.insert("mlp_bias".to_owned(), has("ffn_up.bias").into());
+        }
+        match self.family.name {
+            "command-r" => {
+                object.insert("use_qk_norm".to_owned(), has("attn_q_norm.weight").into());
+            }
+            "olmo2" if object.get("sliding_window").is_some_and(|window| !window.is_null()) => {
+                let what = "a sliding window, as OLMo 3 has it; use the safetensors files";
+                return Err(self.unsupported(what.to_owned()));
+            }
+            "stablelm" if has("attn_q_norm.weight") => {
+                let what = "norms of queries and keys, as StableLM 2 12B has them; use the safetensors files";
+                return Err(self.unsupported(what.to_owned()));
+            }
+            "stablelm" => {
+                object.insert("use_qkv_bias".to_owned(), has("attn_q.bias").into());
+                object.insert("use_parallel_residual".to_owned(), (!has("ffn_norm.weight")).into());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Experts, where there are any.
     fn experts(&self, object: &mut Map<String, Value>) -> Result<(), ConfigError> {
         let Some(experts) = self.size("expert_count")?.filter(|experts| *experts > 0) else { return Ok(()) };
@@ -195,12 +261,14 @@ impl Reader<'_> {
             let what = format!("experts of the architecture {:?}; use the safetensors files", self.family.name);
             return Err(self.unsupported(what));
         };
+        let shared = self.gguf.tensor("blk.0.ffn_up_shexp.weight");
         let fields = json!({
             "architectures": [class],
             "num_local_experts": experts,
             "num_experts_per_tok": self.needed("expert_used_count")?,
             "moe_intermediate_size": self.size("expert_feed_forward_length")?,
-            "norm_topk_prob": true,
+            "shared_expert_intermediate_size": shared.and_then(|tensor| tensor.shape.first()),
+            "norm_topk_prob": self.family.name != "qwen2moe",
         });
         if let Value::Object(fields) = fields {
             object.extend(fields);
@@ -244,6 +312,24 @@ impl Reader<'_> {
             return Ok(Some(json!({
                 "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0,
             })));
+        }
+        let lists = ["short", "long"].map(|list| self.gguf.tensor(&format!("rope_factors_{list}.weight")));
+        if let [Some(short), Some(long)] = lists {
+            let mut scaling = json!({
+                "rope_type": "longrope",
+                "short_factor": self.gguf.floats(short)?,
+                "long_factor": self.gguf.floats(long)?,
+            });
+            let more = [
+                ("attention_factor", "rope.scaling.attn_factor"),
+                ("original_max_position_embeddings", "rope.scaling.original_context_length"),
+            ];
+            for (name, key) in more {
+                if let Some(number) = self.number(key)? {
+                    scaling[name] = number.into();
+                }
+            }
+            return Ok(Some(scaling));
         }
         let key = self.key("rope.scaling.type");
         let factor = self.number("rope.scaling.factor")?;

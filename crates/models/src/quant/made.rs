@@ -99,7 +99,7 @@ fn check(config: &str, made: &[Made], want: impl Fn(usize, usize) -> f32) {
         if READ_AS_LINEAR.iter().any(|method| config.contains(method)) {
             gives(&checkpoint, &slice(&conv1d), &want);
         } else {
-            let refusal = checkpoint.check(&slice(&conv1d)).err().expect(config).to_string();
+            let refusal = checkpoint.check(&slice(&conv1d)).expect_err(config).to_string();
             assert!(refusal.contains("layer.weight") && refusal.contains("Conv1D"), "{config}: {refusal}");
         }
     }

@@ -1,5 +1,6 @@
 //! A model's weight files, whatever their format: finding their tensors and cutting slices out of them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -70,6 +71,11 @@ impl Checkpoint {
         (self.format == Format::Gguf).then_some(quant::GGUF)
     }
 
+    /// A slice as plain numbers lie: GGUF files have no `Conv1D`.
+    fn lying<'s>(&self, slice: &'s Slice) -> Cow<'s, Slice> {
+        if self.format == Format::Gguf { slice.as_linear() } else { Cow::Borrowed(slice) }
+    }
+
     fn tensors(&self) -> Tensors<'_> {
         Tensors { files: &*self.files, model: &self.model, threads: self.threads }
     }
@@ -77,7 +83,7 @@ impl Checkpoint {
     /// The tensor of plain numbers that a slice is cut out of.
     fn plain(&self, slice: &Slice) -> Result<Tensor<'_>, LoadError> {
         let tensor = self.tensors().find(&slice.location.tensor)?;
-        if slice.fits(tensor.shape) { Ok(tensor) } else { Err(tensor.misshapen(slice.stored_shape())) }
+        if self.lying(slice).fits(tensor.shape) { Ok(tensor) } else { Err(tensor.misshapen(slice.stored_shape())) }
     }
 }
 
@@ -97,7 +103,7 @@ impl Weights for Checkpoint {
         }
         let tensor = self.plain(slice)?;
         let dtype = tensor.dtype()?;
-        Ok(Fetched::Plain(Chunk { dtype, bytes: self.tensors().cut(&tensor, slice, dtype.size())? }))
+        Ok(Fetched::Plain(Chunk { dtype, bytes: self.tensors().cut(&tensor, &self.lying(slice), dtype.size())? }))
     }
 
     fn numbers(&self, ends: &[&str]) -> Result<BTreeMap<String, Vec<f32>>, LoadError> {

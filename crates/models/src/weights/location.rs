@@ -105,7 +105,7 @@ impl Slice {
     }
 
     /// Whether a tensor of this shape can be the stored one. A vector may be folded: `[heads, head_dim]` for all heads'
-    /// norms.
+    /// norms, or a matrix of one row written as one.
     pub(crate) fn fits(&self, shape: &[usize]) -> bool {
         let stored = self.stored_shape();
         let folded = || {
@@ -113,7 +113,10 @@ impl Slice {
             Some(shape.first() == Some(&first) && shape.get(1..) == Some(rest))
         };
         let is_folded = self.location.stack.is_some() && folded() == Some(true);
-        shape == stored || is_folded || (stored.len() == 1 && shape.iter().product::<usize>() == stored[0])
+        let is_vector = matches!(stored[..], [_] | [1, _]);
+        shape == stored
+            || is_folded
+            || (is_vector && shape.iter().product::<usize>() == stored.iter().product::<usize>())
     }
 
     /// Whether the slice is the stored tensor as it lies.

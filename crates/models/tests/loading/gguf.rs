@@ -204,3 +204,248 @@ fn experts_are_read() {
     assert_eq!(computed(&[file(&metadata, &stacked)]), expected);
     assert_eq!(computed(&[file(&metadata, &each.iter().collect::<Vec<_>>())]), expected);
 }
+
+/// A class, its family of files, and how those differ.
+struct Family {
+    class: &'static str,
+    name: &'static str,
+    /// More of `config.json`.
+    config: &'static str,
+    sizes: &'static [(&'static str, u32)],
+    numbers: &'static [(&'static str, f32)],
+    /// The names of files for those of the class.
+    names: &'static [(&'static str, &'static str)],
+}
+
+impl Family {
+    fn config(&self) -> String {
+        CONFIG
+            .replace("LlamaForCausalLM", self.class)
+            .replace("\"eos_token_id\"", &format!("{} \"eos_token_id\"", self.config))
+    }
+
+    /// A checkpoint of this class in which every number counts.
+    fn checkpoint(&self) -> Tensors {
+        let (dir, saved) = (folder(&self.config()), tempfile::tempdir().expect("a folder"));
+        models::save_random(dir.path(), saved.path(), DType::F32, 1).expect(self.name);
+        let bytes = std::fs::read(saved.path().join("model.safetensors")).expect("weights");
+        let stored = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+        let mut tensors: Tensors = stored.tensors().into_iter().enumerate().map(drawn).collect();
+        tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
+        tensors
+    }
+
+    /// The same as a converter writes it: `Conv1D`s turned, experts in one tensor, matrices of one row as vectors.
+    fn converted(&self, tensors: &Tensors) -> Vec<Written> {
+        let mut written: Vec<Written> = tensors.iter().map(|(name, tensor)| self.renamed(name, tensor)).collect();
+        let (experts, mut others): (Vec<Written>, Vec<Written>) =
+            written.drain(..).partition(|one| one.name.contains("_exps."));
+        for expert in experts {
+            match others.iter_mut().find(|one| one.name == expert.name) {
+                Some(all) => {
+                    all.shape[0] += 1;
+                    all.values.extend(expert.values);
+                }
+                None => others.push(Written { shape: [&[1], &expert.shape[..]].concat(), ..expert }),
+            }
+        }
+        others
+    }
+
+    fn renamed(&self, name: &str, tensor: &Tensor) -> Written {
+        let values = values(tensor);
+        let stored = self.names.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to));
+        let Tensor { shape, .. } = tensor;
+        if ["c_attn.weight", "c_proj.weight", "c_fc.weight"]
+            .iter()
+            .any(|end| self.name == "gpt2" && name.ends_with(end))
+        {
+            let [inputs, outputs] = shape[..] else { panic!("a matrix") };
+            let turned = (0..inputs * outputs).map(|at| values[at % inputs * outputs + at / inputs]).collect();
+            return Written { name: stored, shape: vec![outputs, inputs], values: turned };
+        }
+        let shape = if shape[0] == 1 { shape[1..].to_vec() } else { shape.clone() };
+        Written { name: stored, shape, values }
+    }
+
+    fn metadata(&self) -> Vec<(String, u32, Vec<u8>)> {
+        let mut all = metadata(self.name, self.sizes);
+        let number = |(key, number): &(&str, f32)| (format!("{}.{key}", self.name), 6, number.to_le_bytes().to_vec());
+        all.extend(self.numbers.iter().map(number));
+        all
+    }
+}
+
+/// A tensor of the same shape, of numbers of its own.
+fn drawn((index, (name, view)): (usize, (String, safetensors::tensor::TensorView<'_>))) -> (String, Tensor) {
+    let count: usize = view.shape().iter().product();
+    let value = |i: usize| ((i * 7919 + index * 104_729 + name.len() * 31) % 1009) as f32 / 1009.0 - 0.4;
+    let bytes = (0..count).flat_map(|i| value(i).to_le_bytes()).collect();
+    (name.clone(), Tensor { shape: view.shape().to_vec(), dtype: Dtype::F32, bytes })
+}
+
+const EPSILON: (&str, f32) = ("attention.layer_norm_epsilon", 1e-5);
+
+/// Llama's names, but for those of norms.
+macro_rules! names {
+    ($($more:expr),* $(,)?) => {
+        &[
+            $($more,)*
+            ("model.embed_tokens", "token_embd"),
+            ("model.norm", "output_norm"),
+            ("lm_head", "output"),
+            ("model.layers", "blk"),
+            ("input_layernorm", "attn_norm"),
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("self_attn.q_norm", "attn_q_norm"),
+            ("self_attn.k_norm", "attn_k_norm"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+        ]
+    };
+}
+
+const NORM_BEFORE_MLP: (&str, &str) = ("post_attention_layernorm", "ffn_norm");
+
+const FAMILIES: [Family; 9] = [
+    Family {
+        class: "Cohere2ForCausalLM",
+        name: "cohere2",
+        config: r#""logit_scale": 0.5, "tie_word_embeddings": true, "sliding_window": 3,"#,
+        sizes: &[("attention.sliding_window", 3), ("rope.dimension_count", 8)],
+        numbers: &[EPSILON, ("logit_scale", 0.5)],
+        names: names![],
+    },
+    Family {
+        class: "CohereForCausalLM",
+        name: "command-r",
+        config: r#""use_qk_norm": true, "logit_scale": 0.5, "tie_word_embeddings": true,"#,
+        sizes: &[],
+        numbers: &[EPSILON, ("logit_scale", 0.5)],
+        names: names![],
+    },
+    Family {
+        class: "GPT2LMHeadModel",
+        name: "gpt2",
+        config: r#""num_key_value_heads": 4,"#,
+        sizes: &[("attention.head_count_kv", 4)],
+        numbers: &[EPSILON],
+        names: &[
+            ("transformer.wte", "token_embd"),
+            ("transformer.wpe", "position_embd"),
+            ("transformer.ln_f", "output_norm"),
+            ("transformer.h", "blk"),
+            ("ln_1", "attn_norm"),
+            ("ln_2", "ffn_norm"),
+            ("attn.c_attn", "attn_qkv"),
+            ("attn.c_proj", "attn_output"),
+            ("mlp.c_fc", "ffn_up"),
+            ("mlp.c_proj", "ffn_down"),
+        ],
+    },
+    Family {
+        class: "Glm4ForCausalLM",
+        name: "glm4",
+        config: r#""attention_bias": true, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6,"#,
+        sizes: &[("rope.dimension_count", 4)],
+        numbers: &[],
+        names: names![
+            ("post_self_attn_layernorm", "post_attention_norm"),
+            NORM_BEFORE_MLP,
+            ("post_mlp_layernorm", "post_ffw_norm"),
+            ("mlp.gate_up_proj", "ffn_up"),
+        ],
+    },
+    Family {
+        class: "Olmo2ForCausalLM",
+        name: "olmo2",
+        config: r#""rms_norm_eps": 1e-6,"#,
+        sizes: &[],
+        numbers: &[],
+        names: names![
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("post_feedforward_layernorm", "post_ffw_norm"),
+        ],
+    },
+    Family {
+        class: "Phi3ForCausalLM",
+        name: "phi3",
+        config: r#""rms_norm_eps": 1e-6, "partial_rotary_factor": 0.75,"#,
+        // No window is written so.
+        sizes: &[("rope.dimension_count", 6), ("attention.sliding_window", 0)],
+        numbers: &[],
+        names: names![NORM_BEFORE_MLP, ("self_attn.qkv_proj", "attn_qkv"), ("mlp.gate_up_proj", "ffn_up")],
+    },
+    Family {
+        class: "Qwen2MoeForCausalLM",
+        name: "qwen2moe",
+        config: r#""num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "rms_norm_eps": 1e-6,
+            "shared_expert_intermediate_size": 40, "norm_topk_prob": false,"#,
+        sizes: &[("expert_count", 3), ("expert_used_count", 2), ("expert_feed_forward_length", 24)],
+        numbers: &[],
+        names: names![
+            NORM_BEFORE_MLP,
+            ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+            ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+            ("mlp.gate.", "ffn_gate_inp."),
+            ("mlp.experts.0.", "mlp.experts."),
+            ("mlp.experts.1.", "mlp.experts."),
+            ("mlp.experts.2.", "mlp.experts."),
+            ("mlp.experts.gate_proj", "ffn_gate_exps"),
+            ("mlp.experts.up_proj", "ffn_up_exps"),
+            ("mlp.experts.down_proj", "ffn_down_exps"),
+        ],
+    },
+    Family {
+        class: "StableLmForCausalLM",
+        name: "stablelm",
+        config: r#""use_qkv_bias": true, "partial_rotary_factor": 0.25,"#,
+        sizes: &[("rope.dimension_count", 2)],
+        numbers: &[EPSILON],
+        names: names![NORM_BEFORE_MLP],
+    },
+    Family {
+        class: "Starcoder2ForCausalLM",
+        name: "starcoder2",
+        config: r#""tie_word_embeddings": true,"#,
+        sizes: &[],
+        numbers: &[EPSILON],
+        names: names![NORM_BEFORE_MLP, ("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
+    },
+];
+
+#[test]
+fn families_compute_what_their_classes_do() {
+    for family in FAMILIES {
+        let checkpoint = family.checkpoint();
+        let converted = family.converted(&checkpoint);
+        let of_file = computed(&[file(&family.metadata(), &converted.iter().collect::<Vec<_>>())]);
+        assert!(of_file.iter().all(|x| x.is_finite()) && of_file[..33] != of_file[33..66], "{}", family.name);
+        assert_eq!(of_file, expected(&family.config(), &checkpoint), "{}", family.name);
+    }
+}
+
+/// What a family's class cannot be told from a file is refused, not left out.
+#[test]
+fn what_a_file_says_is_kept_or_refused() {
+    let refused = |name: &str, more: &[(&str, u32)], tensor: &str, words: &[&str]| {
+        let dir = tempfile::tempdir().expect("a folder");
+        let tensor = Written { name: tensor.to_owned(), shape: vec![8], values: vec![1.0; 8] };
+        std::fs::write(dir.path().join("m.gguf"), file(&metadata(name, more), &[&tensor])).expect("written");
+        let message = refusal(load(dir.path(), &options(LoadFormat::Auto, (0, 1))));
+        assert!(words.iter().all(|word| message.contains(word)), "{name}: {message}");
+    };
+    refused("stablelm", &[], "blk.0.attn_q_norm.weight", &["norms of queries and keys", "safetensors"]);
+    refused("olmo2", &[("attention.sliding_window", 8)], "output_norm.weight", &["sliding window", "safetensors"]);
+    refused("qwen2", &[("rope.dimension_count", 4)], "output_norm.weight", &["rotary", "4 of 8"]);
+    refused("glm4", &[("rope.dimension_sections", 4)], "output_norm.weight", &["rotary", "sections"]);
+    for name in ["falcon", "gpt-oss"] {
+        refused(name, &[], "output_norm.weight", &[name, "phi3, qwen2, qwen2moe"]);
+    }
+}

@@ -22,10 +22,11 @@ pub(super) fn stored(name: &str, family: &GgufFamily) -> Option<StoredName> {
     let (stem, ending) = name.rsplit_once('.')?;
     let whole = |stored: String| StoredName { name: format!("{stored}.{ending}"), expert: None };
     let (layer, part) = match stem {
-        "model.embed_tokens" => return Some(whole("token_embd".to_owned())),
-        "model.norm" => return Some(whole("output_norm".to_owned())),
+        "model.embed_tokens" | "transformer.wte" => return Some(whole("token_embd".to_owned())),
+        "transformer.wpe" => return Some(whole("position_embd".to_owned())),
+        "model.norm" | "transformer.ln_f" => return Some(whole("output_norm".to_owned())),
         "lm_head" => return Some(whole("output".to_owned())),
-        _ => stem.strip_prefix("model.layers.")?.split_once('.')?,
+        _ => stem.strip_prefix("model.layers.").or_else(|| stem.strip_prefix("transformer.h."))?.split_once('.')?,
     };
     if let Some((number, stored)) = expert(part) {
         let expert = Expert { tensor: format!("blk.{layer}.{stored}_exps.{ending}"), number };
@@ -53,20 +54,34 @@ fn expert(part: &str) -> Option<(usize, &'static str)> {
 
 /// Parts of a layer, sorted.
 const PARTS: &[(&str, &str)] = &[
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("input_layernorm", "attn_norm"),
+    ("ln_1", "attn_norm"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
     ("mlp.up_proj", "ffn_up"),
     ("post_attention_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.q_proj", "attn_q"),
+    ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.v_proj", "attn_v"),
 ];
 

@@ -21,7 +21,7 @@ enum Chore {
     /// Write the pages that are made from the code: docs/api.md, docs/configuration.md and docs/metrics.md
     Docs,
     /// Measure Quire and vLLM on the same work, on this machine's GPU, and print the table of both
-    GpuCompare(gpu_compare::Args),
+    GpuCompare(Box<gpu_compare::Args>),
     /// Write docs/models.md: what is served, and how it is checked. Needs all reference models (see
     /// crates/models/tests/zoo)
     Models,

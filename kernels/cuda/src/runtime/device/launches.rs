@@ -10,7 +10,7 @@ use super::launch::{Argument, MOMENT, Module, Name, Shape};
 use crate::jit::compile_queue::Compilations;
 use crate::jit::sources::{Need, Source};
 use crate::jit::specialization::{HOPPER, Special};
-use crate::runtime::context::{explain, load_module};
+use crate::runtime::context::{Context, explain, load_module};
 
 /// Per cent of the shared memory that a multiprocessor may have, for kernels that count on its cache.
 const SHARED_BESIDE_CACHE: i32 = 28;
@@ -114,22 +114,8 @@ impl Device {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        self.queue(
-            || format!("{name} {shape}"),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the
-            // attribute outlives the call.
-            |context| unsafe {
-                let attributes = if context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
-                let config = shape.config(context.stream, attributes);
-                sys::cuLaunchKernelEx(
-                    &raw const config,
-                    function,
-                    Argument::pointers(arguments).as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
-                .result()
-            },
-        );
+        let early = if self.context.arch >= HOPPER { std::slice::from_mut(&mut early) } else { &mut [] };
+        self.queue(|| format!("{name} {shape}"), |context| launch_with(context, function, shape, early, arguments));
     }
 
     /// Queues a kernel all of whose blocks run at once, so that they can wait for each other. The caller asked
@@ -141,20 +127,10 @@ impl Device {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { cooperative: 1 },
         };
+        let together = std::slice::from_mut(&mut together);
         self.queue(
             || format!("{} {shape}", special.file),
-            // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; the
-            // attribute outlives the call.
-            |context| unsafe {
-                let config = shape.config(context.stream, std::slice::from_mut(&mut together));
-                sys::cuLaunchKernelEx(
-                    &raw const config,
-                    function,
-                    Argument::pointers(arguments).as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
-                .result()
-            },
+            |context| launch_with(context, function, shape, together, arguments),
         );
     }
 
@@ -339,4 +315,19 @@ impl Device {
             }
         }
     }
+}
+
+/// Queues a kernel in some other way than one after the other, as `attributes` say.
+fn launch_with(
+    context: &Context,
+    function: sys::CUfunction,
+    shape: Shape,
+    attributes: &mut [sys::CUlaunchAttribute],
+    arguments: &mut [Argument<'_>],
+) -> Result<(), result::DriverError> {
+    let config = shape.config(context.stream, attributes);
+    let arguments = Argument::pointers(arguments).as_mut_ptr();
+    // SAFETY: launchers pass what the kernel's signature says, and buffers as large as its shapes; attributes outlive
+    // the call.
+    unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, std::ptr::null_mut()).result() }
 }

@@ -51,7 +51,7 @@ use jit::specialization::Special;
 use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
 use layers::groups::Group;
 use moe::experts;
-use moe::routing::Choices;
+use moe::routing::{Choices, ExpertStorage};
 use runtime::activations::{ActivationBuffers, View};
 use runtime::device::Device;
 use runtime::{batch, context};
@@ -88,6 +88,8 @@ pub struct CudaBackend {
     levels: noise::Levels,
     matrices: Vec<Weights>,
     groups: Vec<Group>,
+    /// Whether any of these are packed, which tiles of rows are made for then.
+    experts: ExpertStorage,
     choices: Vec<Choices>,
     tables: Vec<Weights>,
     vectors: Vec<weights::Vector>,
@@ -136,6 +138,7 @@ impl CudaBackend {
             levels: noise::Levels::default(),
             matrices: Vec::new(),
             groups: Vec::new(),
+            experts: ExpertStorage::Numbers,
             choices: Vec::new(),
             tables: Vec::new(),
             vectors: Vec::new(),

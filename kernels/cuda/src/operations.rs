@@ -165,6 +165,7 @@ impl Load for CudaBackend {
         let maps = experts::maps(&mut self.device, &mut self.staging, &members);
         let packed = PackedExperts::load(&mut self.device, &mut self.staging, &members);
         if let Some(experts) = &packed {
+            self.experts = ExpertStorage::Packed;
             prefetch::order_experts(&self.device, experts);
         }
         self.groups.push(Group::new(&members, pointers, maps, packed));
@@ -359,8 +360,7 @@ impl Ops for CudaBackend {
         let live = self.batch.pointers.counts;
         let router = Router::of(routing, correction);
         let choices = &mut self.choices[out.0 as usize];
-        let packed = self.groups.iter().any(|group| group.packed.is_some());
-        choices.stored = if packed { ExpertStorage::Packed } else { ExpertStorage::Numbers };
+        choices.stored = self.experts;
         routing::route(&mut self.device, logits, router, live, choices);
     }
 

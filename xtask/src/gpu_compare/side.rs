@@ -97,7 +97,7 @@ impl<'a> Stage<'a> {
         if self.args.weights.is_none() || (to.exists() && fs::read(&from)? == fs::read(&to)?) {
             return Ok(());
         }
-        // Whole, or not there: whoever ends this meanwhile does not leave half a model.
+        // Renamed when it is whole, so that an interrupted run leaves no half model.
         let part = self.model().with_extension("part");
         for folder in [&part, &self.model()].into_iter().filter(|folder| folder.exists()) {
             fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;

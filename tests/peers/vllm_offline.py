@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+from multiprocessing import get_context
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -76,15 +77,24 @@ def main():
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    # One folder under many numbers: to the engine they are different adapters.
+    # One folder under many numbers: to the engine they are different adapters. Written by a process of its own: the
+    # engine is forked from this one, and waits forever for the threads that PyTorch's products have started here.
     adapters = os.path.join(args.model, "adapter")
     if args.enable_lora:
-        write_adapter(adapters, config, args.max_lora_rank)
+        writer = get_context("spawn").Process(target=write_adapter, args=(adapters, config, args.max_lora_rank))
+        writer.start()
+        writer.join()
+        if writer.exitcode:
+            raise SystemExit(f"{adapters} could not be written")
     engine = LLM.from_engine_args(engine_args)
     ids = random.Random(0)
 
-    def measure(lengths, adapter_count=0):
-        prompts = [{"prompt_token_ids": [ids.randrange(100, min(vocab_size, 10_000)) for _ in range(n)]} for n, _ in lengths]
+    def prompt(number, length, repeated):
+        source = random.Random(number) if repeated else ids
+        return {"prompt_token_ids": [source.randrange(100, min(vocab_size, 10_000)) for _ in range(length)]}
+
+    def measure(lengths, adapter_count=0, repeated=False):
+        prompts = [prompt(number, length, repeated) for number, (length, _) in enumerate(lengths)]
         params = [
             SamplingParams(temperature=0.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False) for _, n in lengths
         ]
@@ -114,7 +124,7 @@ def main():
     report("startup", [[8, 1]], [time.perf_counter() - START])
     for case in cases:
         time.sleep(case.get("idle_s", 0))
-        runs = [measure(case["prompts"], case.get("adapters", 0)) for _ in range(case.get("runs", 1))]
+        runs = [measure(case["prompts"], case.get("adapters", 0), case.get("repeated", False)) for _ in range(case.get("runs", 1))]
         report(case["name"], case["prompts"], runs)
 
 

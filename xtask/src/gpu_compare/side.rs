@@ -48,13 +48,24 @@ pub struct Stage<'a> {
     pub max_model_len: u32,
 }
 
-/// The most adapters that a case's prompts take in turn.
-fn most_adapters(cases: &str) -> anyhow::Result<u64> {
-    let adapters = |line: &str| Ok(serde_json::from_str::<Value>(line)?["adapters"].as_u64().unwrap_or(0));
+/// The largest of a number of each case.
+fn most(cases: &str, number: impl Fn(&Value) -> u64) -> anyhow::Result<u64> {
+    let number = |line: &str| Ok(number(&serde_json::from_str::<Value>(line)?));
     cases
         .lines()
-        .map(adapters)
+        .map(number)
         .try_fold(0, |most, count: serde_json::Result<u64>| Ok(most.max(count.context("--cases")?)))
+}
+
+/// The most adapters that a case's prompts take in turn.
+fn most_adapters(cases: &str) -> anyhow::Result<u64> {
+    most(cases, |case| case["adapters"].as_u64().unwrap_or(0))
+}
+
+/// Tokens of the longest sequence.
+fn longest(cases: &str) -> anyhow::Result<u64> {
+    let of_prompt = |prompt: &Value| prompt[0].as_u64().unwrap_or(0) + prompt[1].as_u64().unwrap_or(0);
+    most(cases, |case| case["prompts"].as_array().into_iter().flatten().map(of_prompt).max().unwrap_or(0))
 }
 
 impl<'a> Stage<'a> {
@@ -69,8 +80,9 @@ impl<'a> Stage<'a> {
         let number = |key: &str| value[key].as_u64().and_then(|size| u32::try_from(size).ok());
         let vocab_size = number("vocab_size").context("vocab_size")?;
         let positions = number("max_position_embeddings").unwrap_or(u32::MAX);
-        let max_model_len = shape.max_model_len().min(positions);
-        let stage = Self { args, shape, side, work, vocab_size, max_model_len };
+        let mut stage = Self { args, shape, side, work, vocab_size, max_model_len: 0 };
+        let longest = u32::try_from(longest(&stage.cases()?)?).unwrap_or(u32::MAX);
+        stage.max_model_len = shape.max_model_len().max(longest).min(positions);
         let described = stage.described();
         fs::create_dir_all(&described).with_context(|| described.display().to_string())?;
         fs::write(described.join("config.json"), config)?;

@@ -31,6 +31,10 @@ struct Case {
     adapters: usize,
     #[serde(default = "once")]
     runs: usize,
+    /// Whether the first prompt is the same in every run and in every case with this, as far as both go, and so on: a
+    /// prefix cache then knows it.
+    #[serde(default)]
+    repeated: bool,
     /// Seconds to leave the engine alone first, for what it does beside serving (capturing graphs): that belongs to no
     /// figure.
     #[serde(default)]
@@ -44,7 +48,7 @@ fn once() -> usize {
 impl Case {
     /// One run with the model alone.
     fn once(name: &str, prompts: Vec<(u32, u32)>) -> Self {
-        Self { name: name.to_owned(), prompts, copies: 1, adapters: 0, runs: 1, idle_s: 0.0 }
+        Self { name: name.to_owned(), prompts, copies: 1, adapters: 0, runs: 1, repeated: false, idle_s: 0.0 }
     }
 
     /// Lengths of all prompts.
@@ -108,7 +112,7 @@ impl Bench {
         let mut runs = Vec::with_capacity(case.runs);
         for _ in 0..case.runs {
             let request = |(number, &(len, output_len)): (usize, &(u32, u32))| Request {
-                prompt: random_prompt(&mut self.random, len, engine.vocab_size),
+                prompt: self.prompt(case, number, len, engine.vocab_size),
                 output_len,
                 adapter: adapters.get(number % adapters.len().max(1)).cloned().unwrap_or_default(),
             };
@@ -118,6 +122,13 @@ impl Bench {
             runs.push(generated.iter().map(|one| one.last).max().unwrap_or_default());
         }
         Ok(runs)
+    }
+
+    fn prompt(&mut self, case: &Case, number: usize, len: u32, vocab_size: u32) -> Vec<u32> {
+        match case.repeated {
+            true => random_prompt(&mut StdRng::seed_from_u64(number as u64), len, vocab_size),
+            false => random_prompt(&mut self.random, len, vocab_size),
+        }
     }
 }
 

@@ -101,8 +101,8 @@ pub(super) struct StartupArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct CasesArgs {
     /// A JSON line for each case: {"name": "…", "prompts": [[INPUT, OUTPUT], …], "copies": 1, "adapters": 0, "runs": 3,
-    /// "repeated": false, "idle_s": 0}, lengths in tokens; "adapters": prompts take this many of --lora-modules in turn;
-    /// "repeated": the same prompts in each run and case, for --enable-prefix-caching
+    /// "repeated": false, "idle_s": 0}, lengths in tokens; "adapters": prompts take this many of --lora-modules in
+    /// turn; "repeated": the same prompts in each run and case, for --enable-prefix-caching
     #[arg(long, value_name = "FILE", required = true)]
     pub cases: PathBuf,
     /// Temperature of the draws; 0: greedy

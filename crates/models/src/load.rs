@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, MatrixUse};
+use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, MatrixUse, ScoreMods};
 use model_files::Format;
 use model_spec::{
     ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, ProjectionSpec, ScoredTokens,
@@ -410,22 +410,26 @@ fn expect(
 ) -> Result<(), LoadError> {
     let shard = device.shard;
     for layer in layers {
-        let (heads, shared, has_plain_scores) = match &layer.mixer {
+        let (heads, shared, scores) = match &layer.mixer {
             MixerSpec::Attention(attention) => {
                 let (q, kv) = (shard.part(attention.heads).len(), shard.kv_heads(attention.kv_heads).len());
-                let adds = matches!(attention.position, Position::Alibi(_) | Position::Relative(_));
+                let scores = ScoreMods {
+                    soft_cap: attention.soft_cap.is_some(),
+                    alibi: matches!(attention.position, Position::Alibi(_)),
+                    relative: matches!(attention.position, Position::Relative(_)),
+                };
                 let heads = Heads { q, kv, dim: attention.head_dim, v_dim: attention.v_head_dim };
-                (heads, false, attention.soft_cap.is_none() && !adds)
+                (heads, false, scores)
             }
             MixerSpec::Latent(latent) => {
                 let (q, dim) = (shard.part(latent.heads).len(), latent.rope_dim + latent.kv_rank);
-                (Heads { q, kv: 1, dim, v_dim: latent.kv_rank }, true, true)
+                (Heads { q, kv: 1, dim, v_dim: latent.kv_rank }, true, ScoreMods::default())
             }
             _ => continue,
         };
         let ComputeTypes { compute, cache } = types;
         let block_size = options.block_size;
-        let expected = ExpectedAttention { heads, hidden, compute, cache, block_size, shared, has_plain_scores };
+        let expected = ExpectedAttention { heads, hidden, compute, cache, block_size, shared, scores };
         let kernels = device.backend.expect_attention(expected).map_err(LoadError::Attention)?;
         device.attention.extend(kernels);
     }

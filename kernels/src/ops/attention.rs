@@ -81,8 +81,19 @@ pub struct ExpectedAttention {
     pub block_size: usize,
     /// Values are a part of keys ([`KvShape::shared`]).
     pub shared: bool,
-    /// Scores are products of queries and keys alone: there is no soft cap, no ALiBi, no relative bias.
-    pub has_plain_scores: bool,
+    /// What is done to scores.
+    pub scores: ScoreMods,
+}
+
+/// Which of the things that a layer may do to products of queries and keys, before they are weights, it does.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct ScoreMods {
+    /// [`Attention::soft_cap`].
+    pub soft_cap: bool,
+    /// [`Attention::alibi`].
+    pub alibi: bool,
+    /// [`Attention::relative`].
+    pub relative: bool,
 }
 
 /// The kernels by which a device attends, by the names that `--attention-backend` has for them.

@@ -24,7 +24,9 @@ mod sample;
 mod shapes;
 mod step_preference;
 
-pub use attention::{Attention, AttentionKernels, ExpectedAttention, Heads, KvScales, KvShape, RelativeBias, Rope};
+pub use attention::{
+    Attention, AttentionKernels, ExpectedAttention, Heads, KvScales, KvShape, RelativeBias, Rope, ScoreMods,
+};
 pub use batch::{Batch, RowMeans, RowSelection, Sequence};
 pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};
 pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement, StageLink};

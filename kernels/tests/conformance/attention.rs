@@ -2,6 +2,7 @@
 //! does on the side.
 
 mod cascade;
+mod prompts;
 
 use super::{Random, backends, check, check_relative, filled_in, gpu, poisoned};
 use kernels::ops::{
@@ -373,29 +374,6 @@ fn head_shapes() {
         run(Heads { q: 4, kv: 2, dim, v_dim }, 16, DType::Bf16);
     }
     run(Heads { q: 71, kv: 1, dim: 64, v_dim: 64 }, 16, DType::Bf16);
-}
-
-/// Several tiles of rows and keys, of which some begin in the middle and some end there.
-#[test]
-fn prompts_of_heads_in_16_bits() {
-    let mut backends = with_attention_kernels();
-    let part = |sequence, start, rows| Part { sequence, start, rows };
-    let parts = [part(0, 0, 300), part(1, 200, 150), part(2, 70, 1), part(3, 511, 5), part(4, 0, 64)];
-    let sinks: Vec<f32> = (0..8).map(|head| head as f32 - 3.0).collect();
-    let extras = [
-        Extras::default(),
-        Extras { window: Some(100), sinks: Some(sinks), ..Extras::default() },
-        Extras { window: Some(17), ..Extras::default() },
-    ];
-    for dim in [64, 80, 96, 112, 128, 256] {
-        for (extras, (kv, block_size)) in extras.iter().zip([(2, 16), (8, 32), (1, 64)]) {
-            let heads = Heads { q: 8, kv, dim, v_dim: dim };
-            for dtype in [DType::Bf16, DType::F16] {
-                let case = Case { heads, block_size, dtype: dtype.into(), acts: dtype, parts: &parts, extras };
-                check_case(&mut backends, &case);
-            }
-        }
-    }
 }
 
 #[test]

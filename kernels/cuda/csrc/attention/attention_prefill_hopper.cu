@@ -1,5 +1,5 @@
 // Attention for sequences with several rows in this step on Hopper: `attention_prefill.cu` with warpgroup products and
-// the copy engine. Key and value heads of 64, 80, 96, 112, 128 or 256, without soft cap and ALiBi.
+// the copy engine. Key and value heads of 64, 80, 96, 112, 128 or 256, without relative biases.
 //
 // A block stays on its multiprocessor and takes one tile of 128 packed rows (a row is a pair of token and query head)
 // after another, those that see most keys first, from a counter that all blocks share. Of its three warpgroups the
@@ -142,23 +142,23 @@ struct HopperPrefill : Scores {
         if (!begin(rows, q, 0, group)) return;
         wait_for_inputs();
         multiply_first(s, q, at, group);
-        mask(s, rows, tiles[0], 0);
+        finish_scores(s, rows, tiles[0], 0);
 #pragma unroll
         for (u32 i = 0; i < 2; i++) rows.most[i] = most_of(s, i);
         weigh(s, p, rows, shrink);
         for (at.next();; index++) {
             const bool ends = index == rows.tiles;
+#ifndef NARROW
+            if (LAST_KEYS_FIRST ? index == 1 : ends) clear_tail(tiles[turn % 2], values, group);
+#endif
             if (ends) {
                 const Tile& tile = tiles[turn % 2];
-#ifndef NARROW
-                clear_tail(tile, values, group);
-#endif
                 finish(factor, rows, tile, group);
                 if (!begin(rows, q, turn + 1, group)) break;
                 index = 0;
             }
             multiply(s, o, q, p, at, values, group);
-            mask(s, rows, tiles[(turn + ends) % 2], index);
+            finish_scores(s, rows, tiles[(turn + ends) % 2], index);
             if (ends) {
                 write_out(out, tiles[turn % 2], o, factor, group);
                 release(turn++);

@@ -1,6 +1,7 @@
 // A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on.
 // For a file that says TYPE, DIM, TILE_KEYS, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and
-// whose keys and values are the same, and with NARROW that the cache keeps 8-bit floats.
+// whose keys and values are the same, with NARROW that the cache keeps 8-bit floats, and with SOFT_CAP and ALIBI that
+// the layer has these.
 #pragma once
 #include "cached.cuh"
 #include "hopper_values.cuh"
@@ -34,6 +35,14 @@ struct Tile {
     u32 begin, end, clear, clear_end;
     u32 first_tile;
 };
+
+// Whether a row's last keys come first. By ALiBi they weigh most: what scores are taken relative to is theirs then, and
+// seldom has to rise for those before.
+#ifdef ALIBI
+#define LAST_KEYS_FIRST true
+#else
+#define LAST_KEYS_FIRST false
+#endif
 
 // Where in a ring of stages somebody is, and the parity of the phase that ends there next.
 struct Place {
@@ -96,6 +105,11 @@ struct PrefillBlock {
         tile.first_tile = tile.begin / KEYS;
         tile.tiles = (tile.end + KEYS - 1) / KEYS - tile.first_tile;
         return true;
+    }
+
+    // The number of the tile of keys that comes as `index`th.
+    DEVICE static u32 key_tile(const Tile& tile, u32 index) {
+        return tile.first_tile + (LAST_KEYS_FIRST ? tile.tiles - 1 - index : index);
     }
 
     // The tile of a turn, which stays where it is until all warps but the one that finds tiles have released it.

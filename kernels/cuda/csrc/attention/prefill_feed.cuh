@@ -22,7 +22,7 @@ struct Feeder : PrefillBlock {
     // no row sees them.
     DEVICE u32 page(const Tile& tile, u32 index) const {
         const u32 block_size = attention.block_size, rows = copied();
-        const u32 first = (tile.first_tile + index) * KEYS + rank * PART + threadIdx.x % 32 * rows;
+        const u32 first = key_tile(tile, index) * KEYS + rank * PART + threadIdx.x % 32 * rows;
         const bool seen = threadIdx.x % 32 < PART / rows && first < tile.end && first + rows > tile.begin;
         if (!seen) return 0x7fffff00u;
         const u32 block = batch.blocks[tile.first_block + first / block_size];

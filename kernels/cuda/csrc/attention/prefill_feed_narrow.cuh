@@ -21,7 +21,7 @@ struct Feeder : PrefillBlock {
     DEVICE void load(Pieces& pieces, Pages from, const Tile& tile, u32 index) const {
         const u32 lane = threadIdx.x % 32, block_size = attention.block_size;
         // Each lane looks for one row.
-        const u32 token = (tile.first_tile + index) * KEYS + threadIdx.x / 32 * WARP_ROWS + lane;
+        const u32 token = key_tile(tile, index) * KEYS + threadIdx.x / 32 * WARP_ROWS + lane;
         u32 mine = NOBODY;
         if (index < tile.tiles && token >= tile.begin && token < tile.end) {
             const u32 block = batch.blocks[tile.first_block + token / block_size];

@@ -7,6 +7,9 @@
 #else
 #include "prefill_feed.cuh"
 #endif
+#ifdef SOFT_CAP
+#include "activation.cuh"
+#endif
 
 #define LOG2E 1.4426950408889634f
 // Most that the sum of a thread's weights of a row in a tile of keys may be. Scores are taken relative to the largest
@@ -24,6 +27,10 @@ struct Rows {
     f32 most[2], sum[2];
     // What scores are multiplied by, for powers of two.
     f32 scale;
+    // With SOFT_CAP: what products are multiplied by before their tanh, whose scores these are.
+    f32 inside;
+    // With ALIBI: what each token between takes from a score.
+    f32 slope[2];
 };
 
 struct Scores : Feeder {
@@ -36,18 +43,71 @@ struct Scores : Feeder {
         rows.clear = (tile.clear + KEYS - 1) / KEYS - tile.first_tile;
         rows.clear_end = tile.clear_end / KEYS - tile.first_tile;
         rows.scale = attention.scale_of<Cached>(tile.kv_head) * LOG2E;
+#ifdef SOFT_CAP
+        rows.inside = attention.scale_of<Cached>(tile.kv_head) / attention.soft_cap;
+        rows.scale = attention.soft_cap * LOG2E;
+#endif
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            rows.position[i] = tile.start + min(row_of(tile, group, i), tile.packed - 1) / group_size;
+            const u32 packed = min(row_of(tile, group, i), tile.packed - 1);
+            rows.position[i] = tile.start + packed / group_size;
+#ifdef ALIBI
+            rows.slope[i] = attention.alibi[tile.kv_head * group_size + packed % group_size] * LOG2E / rows.scale;
+#endif
             rows.most[i] = -infinity();
             rows.sum[i] = 0.0f;
         }
     }
 
+#ifdef SOFT_CAP
+    // The hardware's own tanh is wrong by up to 2^-11 of it: no more than what rounding weights to bf16 is for scores
+    // of 4, and 0.005 of a weight for those of 10. Rows of f16 pay for one that is exact to 2^-20.
+    DEVICE static f32 tanh_nearly(bf16, f32 x) {
+        f32 y;
+        asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
+    }
+    DEVICE static f32 tanh_nearly(f16, f32 x) { return __fmaf_rn(2.0f, sigmoid_nearly(2.0f * x), -1.0f); }
+
+    DEVICE static void cap(f32 (&s)[KEYS / 2], const Rows& rows) {
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 2; i++) s[i] = tanh_nearly(T(), s[i] * rows.inside);
+    }
+#endif
+
+    // This thread's first key of a tile of keys.
+    DEVICE static u32 first_key(const Tile& tile, u32 index) {
+        return key_tile(tile, index) * KEYS + 2 * (threadIdx.x % 4);
+    }
+
+    // What ALiBi takes from scores.
+    DEVICE static void add_distances(f32 (&s)[KEYS / 2], const Rows& rows, u32 first) {
+        f32 from[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) from[i] = (f32)(int)(first - rows.position[i]);
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 2; i++) {
+            const f32 distance = from[i / 2 % 2] + (f32)(i / 4 * 8 + i % 2);
+            s[i] = __fmaf_rn(-rows.slope[i / 2 % 2], fabsf(distance), s[i]);
+        }
+    }
+
+    // Products to scores.
+    DEVICE void finish_scores(f32 (&s)[KEYS / 2], const Rows& rows, const Tile& tile, u32 index) const {
+#ifdef SOFT_CAP
+        cap(s, rows);
+#endif
+#ifdef ALIBI
+        add_distances(s, rows, first_key(tile, index));
+#endif
+        mask(s, rows, tile, index);
+    }
+
     // Hides keys that rows do not see.
     DEVICE void mask(f32 (&s)[KEYS / 2], const Rows& rows, const Tile& tile, u32 index) const {
-        if (index >= rows.clear && index < rows.clear_end) return;
-        const u32 first = (tile.first_tile + index) * KEYS + 2 * (threadIdx.x % 4);
+        const u32 nth = key_tile(tile, index) - tile.first_tile;
+        if (nth >= rows.clear && nth < rows.clear_end) return;
+        const u32 first = first_key(tile, index);
         int from[2], until[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {

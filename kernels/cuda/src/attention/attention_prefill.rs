@@ -7,7 +7,7 @@ use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::batch::Batch;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Shape, args};
-use kernels::ops::{KvDType, KvShape};
+use kernels::ops::{KvDType, KvShape, ScoreMods};
 
 /// Warps of a block of the general kernel, and keys of a tile.
 const WARPS: usize = 8;
@@ -34,23 +34,25 @@ pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) 
 }
 
 /// The same, for clusters of `blocks` blocks.
-fn hopper_special(types: AttentionTypes, dim: usize, blocks: usize) -> Special {
+fn hopper_special(types: AttentionTypes, dim: usize, scores: ScoreMods, blocks: usize) -> Special {
     let stages = hopper_stages(dim, blocks);
     let sizes = [("DIM", dim), ("TILE_KEYS", hopper_keys(dim)), ("STAGES", stages), ("BLOCKS", blocks)];
-    Special::new("attention_prefill_hopper", types.rows, &[&sizes, narrow(types.cache)].concat())
+    let plain = Special::new("attention_prefill_hopper", types.rows, &[&sizes, narrow(types.cache)].concat());
+    let mods = [("SOFT_CAP", scores.soft_cap), ("ALIBI", scores.alibi)].into_iter().filter(|(_, is_there)| *is_there);
+    mods.fold(plain, |special, (name, _)| special.with(name, 1))
 }
 
 /// All that are made for a type, a cache and heads: keys and values that are widened on their way are not shared.
-pub(crate) fn hopper_specials(types: AttentionTypes, dim: usize) -> impl Iterator<Item = Special> {
+pub(crate) fn hopper_specials(types: AttentionTypes, dim: usize, scores: ScoreMods) -> impl Iterator<Item = Special> {
     let most = if types.cache == KvDType::E4m3 { 1 } else { HOPPER_BLOCKS };
-    (1..=most).map(move |blocks| hopper_special(types, dim, blocks))
+    (1..=most).map(move |blocks| hopper_special(types, dim, scores, blocks))
 }
 
-/// All kernels for rows of a type, a cache and heads: those for Hopper, or those for all.
-pub(crate) fn specials(is_hopper: bool, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
-    match is_hopper {
-        true => hopper_specials(types, dims.dim).collect(),
-        false => vec![special(types, dims)],
+/// All kernels for rows of a type, a cache and heads: those for Hopper, with what they do to scores, or those for all.
+pub(crate) fn specials(hopper: Option<ScoreMods>, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
+    match hopper {
+        Some(scores) => hopper_specials(types, dims.dim, scores).collect(),
+        None => vec![special(types, dims)],
     }
 }
 
@@ -113,9 +115,9 @@ impl Counter {
 /// Prompts will come, whose kernel is compiled and loaded meanwhile.
 pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
     let (types, dims) = (tensors.types(), layer.dims());
-    let kernels: Vec<(Special, usize)> = match hopper.filter(|_| layer.has_plain_scores()) {
+    let kernels: Vec<(Special, usize)> = match hopper.filter(|_| !layer.scores().relative) {
         Some(_) => (1..)
-            .zip(hopper_specials(types, dims.dim))
+            .zip(hopper_specials(types, dims.dim, layer.scores()))
             .map(|(blocks, special)| (special, hopper_shared(dims.dim, blocks)))
             .collect(),
         None => vec![(special(types, dims), shared(dims))],
@@ -137,7 +139,7 @@ pub(crate) fn run(
     hopper: Option<Hopper<'_>>,
     batch: &Batch,
 ) -> bool {
-    if let Some(hopper) = hopper.filter(|_| layer.has_plain_scores()) {
+    if let Some(hopper) = hopper.filter(|_| !layer.scores().relative) {
         return run_hopper(device, counter, tensors, layer, hopper, batch);
     }
     let (heads, tiles) = (layer.kv_heads as usize, batch.tiles(layer.group_size(), ROWS));
@@ -169,7 +171,7 @@ fn run_hopper(
     let row_tiles = batch.tiles(layer.group_size(), blocks * ROWS);
     let clusters = (device.context.multiprocessors / blocks).min(layer.kv_heads as usize * row_tiles);
     let shape = Shape { grid: [clusters * blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dim, blocks) };
-    let special = hopper_special(tensors.types(), dim, blocks);
+    let special = hopper_special(tensors.types(), dim, layer.scores(), blocks);
     let (row_tiles, counter, batch) = (row_tiles as u32, counter.0.ptr, batch.pointers);
     match hopper {
         Hopper::Maps(Maps { keys, values }) => device.launch_special(

@@ -94,12 +94,12 @@ fn without_mma(device: AttentionDevice, expected: ExpectedAttention) -> Option<S
 
 /// Why the kernel for Hopper does not serve such layers, if it does not, where the others do.
 fn without_hopper(device: AttentionDevice, expected: ExpectedAttention) -> Option<String> {
-    let ExpectedAttention { heads, cache, block_size, has_plain_scores, .. } = expected;
+    let ExpectedAttention { heads, cache, block_size, scores, .. } = expected;
     if device.arch != HOPPER {
         return Some("need a GPU of the Hopper architecture".to_owned());
     }
-    if !has_plain_scores {
-        return Some("have no soft cap, ALiBi or relative bias".to_owned());
+    if scores.relative {
+        return Some("have no relative bias".to_owned());
     }
     let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
     if !attention_prefill::hopper_takes_heads(dims, cache) {
@@ -114,9 +114,10 @@ fn without_hopper(device: AttentionDevice, expected: ExpectedAttention) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::ops::{DType, Heads, KvDType};
+    use kernels::ops::{DType, Heads, KvDType, ScoreMods};
 
     const H100: AttentionDevice = AttentionDevice { arch: HOPPER, shared_of_block: 227 << 10 };
+    const RELATIVE: ScoreMods = ScoreMods { soft_cap: false, alibi: false, relative: true };
 
     fn llama() -> ExpectedAttention {
         ExpectedAttention {
@@ -126,7 +127,7 @@ mod tests {
             cache: KvDType::Float(DType::Bf16),
             block_size: 16,
             shared: false,
-            has_plain_scores: true,
+            scores: ScoreMods::default(),
         }
     }
 
@@ -145,7 +146,12 @@ mod tests {
         for (device, expected, wanted) in [
             (H100, llama(), ["hopper", "mma"]),
             (H100, ExpectedAttention { cache: KvDType::E4m3, ..llama() }, ["hopper", "mma"]),
-            (H100, ExpectedAttention { has_plain_scores: false, ..llama() }, ["mma", "mma"]),
+            (
+                H100,
+                ExpectedAttention { scores: ScoreMods { soft_cap: true, alibi: true, relative: false }, ..llama() },
+                ["hopper", "mma"],
+            ),
+            (H100, ExpectedAttention { scores: RELATIVE, ..llama() }, ["mma", "mma"]),
             (H100, ExpectedAttention { block_size: 256, ..llama() }, ["mma", "mma"]),
             (H100, wide(96), ["hopper", "mma"]),
             (H100, wide(256), ["hopper", "mma"]),
@@ -169,9 +175,9 @@ mod tests {
         assert_eq!(asked(AttentionBackend::Mma, llama()), Ok(["mma", "mma"]));
         assert_eq!(asked(AttentionBackend::Plain, llama()), Ok(["plain", "plain"]));
         assert_eq!(asked(AttentionBackend::Hopper, llama()), Ok(["hopper", "mma"]));
-        let capped = ExpectedAttention { has_plain_scores: false, ..llama() };
-        let error = asked(AttentionBackend::Hopper, capped).unwrap_err();
-        assert!(error.contains("soft cap") && error.contains("auto selects mma"), "{error}");
+        let biased = ExpectedAttention { scores: RELATIVE, ..llama() };
+        let error = asked(AttentionBackend::Hopper, biased).unwrap_err();
+        assert!(error.contains("relative bias") && error.contains("auto selects mma"), "{error}");
         let f32 = ExpectedAttention { compute: DType::F32, cache: KvDType::Float(DType::F32), ..llama() };
         let error = asked(AttentionBackend::Mma, f32).unwrap_err();
         assert!(error.contains("16 bits") && error.contains("auto selects plain"), "{error}");

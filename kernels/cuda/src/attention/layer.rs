@@ -6,7 +6,7 @@ use crate::attention::kv::Kv;
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
-use kernels::ops::{self, DType, KvDType};
+use kernels::ops::{self, DType, KvDType, ScoreMods};
 
 /// Widest value head of the plain kernel: four elements for each of a block's threads.
 pub(crate) const MOST_V_DIM: usize = 512;
@@ -74,9 +74,9 @@ impl Layer {
         self.window == u32::MAX && self.bidirectional == 0 && self.relative == 0
     }
 
-    /// Whether scores are a product alone, as the kernels for Hopper compute them.
-    pub(crate) fn has_plain_scores(&self) -> bool {
-        self.soft_cap == 0.0 && self.alibi == 0 && self.relative == 0
+    /// What is done to scores.
+    pub(crate) fn scores(&self) -> ScoreMods {
+        ScoreMods { soft_cap: self.soft_cap != 0.0, alibi: self.alibi != 0, relative: self.relative != 0 }
     }
 
     pub(crate) fn dims(&self) -> HeadDims {

@@ -21,7 +21,7 @@ use crate::moe::experts;
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 use crate::whole_step;
-use kernels::ops::{DType, KvDType};
+use kernels::ops::{DType, KvDType, ScoreMods};
 
 /// Compiles every kernel for these architectures into `cache`, for an image or a first start. Needs NVRTC and no GPU.
 /// `begin` is told each architecture, with the number of its kernels, before they are compiled.
@@ -51,10 +51,11 @@ fn sources(arch: Arch) -> Vec<Source> {
 }
 
 /// What most models need, to be compiled ahead: bf16, heads of up to 256, up to 8 query heads a key head; of 8-bit
-/// caches, heads of 64 and 128.
+/// caches, heads of 64 and 128; with soft caps (Gemma 2), of 128 and 256.
 fn usual(arch: Arch) -> Vec<Special> {
     const DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
     const NARROW_DIMS: [usize; 2] = [64, 128];
+    const CAPPED_DIMS: [usize; 2] = [128, 256];
     let dtype = DType::Bf16;
     if arch < LOWEST {
         return Vec::new();
@@ -75,10 +76,10 @@ fn usual(arch: Arch) -> Vec<Special> {
         attention_cascade::specials(types, HeadDims::same(dim), 8)
     });
     let prefill = caches.iter().map(|&(types, dim)| attention_prefill::special(types, HeadDims::same(dim)));
-    let hopper = [plain, narrow].into_iter().flat_map(|types| {
-        let dims = attention_prefill::hopper_heads(types.cache).iter();
-        dims.flat_map(move |dim| attention_prefill::hopper_specials(types, *dim))
-    });
+    let capped = ScoreMods { soft_cap: true, ..ScoreMods::default() };
+    let hopper = caches.iter().map(|&(types, dim)| (types, dim, ScoreMods::default()));
+    let hopper = hopper.chain(CAPPED_DIMS.iter().map(|dim| (plain, *dim, capped)));
+    let hopper = hopper.flat_map(|(types, dim, scores)| attention_prefill::hopper_specials(types, dim, scores));
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
     let hopper = hopper.chain(norm_prepared::usual(dtype));
     let mut all: Vec<Special> = skinny

@@ -35,7 +35,7 @@ impl CudaBackend {
 
     /// For attention, and for a step of one row as a whole.
     pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention, selected: Selected) {
-        let ExpectedAttention { heads, compute, cache, .. } = expected;
+        let ExpectedAttention { heads, compute, cache, scores, .. } = expected;
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
         if selected.decode == AttentionBackend::Plain {
@@ -43,8 +43,8 @@ impl CudaBackend {
         }
         // A first request needs them in this order.
         let arch = self.device.context.arch;
-        let is_hopper = selected.prefill == AttentionBackend::Hopper;
-        let mut first = attention_prefill::specials(is_hopper, types, dims);
+        let hopper = (selected.prefill == AttentionBackend::Hopper).then_some(scores);
+        let mut first = attention_prefill::specials(hopper, types, dims);
         first.extend(attention_decode::specials(types, heads));
         order(&self.device, first.iter().copied());
         self.first_needed.extend(first);

@@ -11,7 +11,7 @@ struct Feeder : PrefillBlock {
     static const bool QUERIES_IN_REGISTERS = false;
     // Rows of a tile that a warp feeds; and turns in which it does so: in each a lane has 16 numbers, of row `lane / 4`
     // of 8, columns `lane % 4 * 16 ..` of 64.
-    static const u32 WARP_ROWS = 32, TURNS = WARP_ROWS / 8 * PARTS;
+    static const u32 WARP_ROWS = KEYS / 4, TURNS = WARP_ROWS / 8 * PARTS;
 
     // What this lane has of a tile of keys, or values; zeros for keys that no row sees.
     struct Pieces {
@@ -23,7 +23,8 @@ struct Feeder : PrefillBlock {
         // Each lane looks for one row.
         const u32 token = key_tile(tile, index) * KEYS + threadIdx.x / 32 * WARP_ROWS + lane;
         u32 mine = NOBODY;
-        if (index < tile.tiles && token >= tile.begin && token < tile.end) {
+        const bool has_one = WARP_ROWS == 32 || lane < WARP_ROWS;
+        if (has_one && index < tile.tiles && token >= tile.begin && token < tile.end) {
             const u32 block = batch.blocks[tile.first_block + token / block_size];
             mine = (block * attention.kv_heads + tile.kv_head) * block_size + token % block_size;
         }
@@ -31,7 +32,8 @@ struct Feeder : PrefillBlock {
         for (u32 i = 0; i < TURNS; i++) {
             const u32 row = __shfl_sync(~0u, mine, i / PARTS * 8 + lane / 4);
             const uint4* at = (const uint4*)(from + (size_t)row * DIM + i % PARTS * 64) + lane % 4;
-            pieces.bits[i] = row == NOBODY ? make_uint4(0, 0, 0, 0) : __ldcg(at);
+            const bool is_none = row == NOBODY || (DIM % 64 != 0 && i % PARTS * 64 + lane % 4 * 16 >= DIM);
+            pieces.bits[i] = is_none ? make_uint4(0, 0, 0, 0) : __ldcg(at);
         }
     }
 

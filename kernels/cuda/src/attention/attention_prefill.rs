@@ -18,7 +18,7 @@ const ROWS: usize = 16 * WARPS;
 const MOST_TILES: usize = 65_535;
 /// Head sizes of the Hopper kernel, and those of them that it reads from caches of 8-bit floats; a block's threads.
 const HOPPER_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
-const HOPPER_NARROW_DIMS: [usize; 2] = [64, 128];
+const HOPPER_NARROW_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
 const HOPPER_THREADS: usize = 384;
 /// Most blocks of a cluster, which share keys and values.
 const HOPPER_BLOCKS: usize = 2;

@@ -86,7 +86,7 @@ fn prompts_over_8_bit_caches() {
     let mut backends = with_attention_kernels();
     let parts = parts(&[(0, 300), (200, 150), (70, 1), (511, 5)]);
     let scales = KvScales { key: 0.5, value: 0.3 };
-    for (index, dim) in [64, 128].into_iter().enumerate() {
+    for (index, dim) in [64, 80, 96, 112, 128, 256].into_iter().enumerate() {
         let heads = Heads { q: 8, kv: [2, 8, 1][index % 3], dim, v_dim: dim };
         let plain = Extras { scales, ..Extras::default() };
         let windowed = Extras { window: Some(100), sinks: sinks(heads), ..plain.clone() };

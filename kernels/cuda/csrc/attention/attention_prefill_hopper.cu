@@ -1,5 +1,5 @@
 // Attention for sequences with several rows in this step on Hopper: `attention_prefill.cu` with warpgroup products and
-// the copy engine. Key and value heads of 64, 80, 96, 112, 128 or 256, without relative biases.
+// the copy engine. Key and value heads of 64, 80, 96, 112, 128, 160, 192 or 256, without relative biases.
 //
 // A block stays on its multiprocessor and takes one tile of 128 packed rows (a row is a pair of token and query head)
 // after another, those that see most keys first, from a counter that all blocks share. Of its three warpgroups the

@@ -11,12 +11,15 @@ struct Feeder : PrefillBlock {
     // Registers of a thread that feeds, and of one that computes.
     static const u32 FEED_REGISTERS = 40, COMPUTE_REGISTERS = 232;
     // Whether those that compute have room for queries there.
-    static const bool QUERIES_IN_REGISTERS = DIM <= 128;
+        static const bool QUERIES_IN_REGISTERS = DIM <= 192;
 
     // Rows of a tile of keys that this block brings, and those that a lane copies (`copied_tokens` of
     // `src/attention/attention_prefill.rs`).
     static const u32 PART = KEYS / BLOCKS;
-    DEVICE u32 copied() const { return min(attention.block_size, KEYS / 2); }
+    DEVICE u32 copied() const {
+        const u32 most = min(attention.block_size, KEYS / 2);
+        return KEYS % 64 == 0 || KEYS / 2 % most == 0 ? most : 16;
+    }
 
     // Where this lane's rows of a tile of keys begin in the cache's matrix; past its end, where zeros come from, if
     // no row sees them.

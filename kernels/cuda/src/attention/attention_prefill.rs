@@ -17,11 +17,13 @@ const ROWS: usize = 16 * WARPS;
 /// Blocks in the second dimension of a grid, on any device.
 const MOST_TILES: usize = 65_535;
 /// Head sizes of the Hopper kernel, and those of them that it reads from caches of 8-bit floats; a block's threads.
-const HOPPER_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
+const HOPPER_DIMS: [usize; 8] = [64, 80, 96, 112, 128, 160, 192, 256];
 const HOPPER_NARROW_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
 const HOPPER_THREADS: usize = 384;
 /// Most blocks of a cluster, which share keys and values.
 const HOPPER_BLOCKS: usize = 2;
+/// Fewest tokens of a block of a cache, and a divisor of any such block.
+const LEAST_BLOCK: usize = 16;
 /// Rows that the copy engine brings at least: those of a swizzle.
 pub(crate) const ROW_GROUP: usize = 8;
 /// Sequences with fewer rows are not these kernels'.
@@ -56,15 +58,19 @@ pub(crate) fn specials(hopper: Option<ScoreMods>, types: AttentionTypes, dims: H
     }
 }
 
-/// Keys of a tile: as many as there are registers for beside a row's sums.
+/// Keys of a tile: as many as there are registers for beside a row's sums and queries.
 pub(crate) fn hopper_keys(dim: usize) -> usize {
-    if dim > 128 { 64 } else { 128 }
+    match dim {
+        ..=128 => 128,
+        ..=160 => 96,
+        _ => 64,
+    }
 }
 
 /// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block, if there is
 /// room.
 fn hopper_stages(dim: usize, blocks: usize) -> usize {
-    if dim > 128 { 2 } else { 1 + blocks }
+    if matches!(dim, 160 | 256) { 2 } else { 1 + blocks }
 }
 
 /// How the Hopper kernel reads a cache.
@@ -195,7 +201,9 @@ pub(crate) fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
 /// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of
 /// keys.
 pub(crate) fn copied_tokens(dim: usize, block_size: usize) -> usize {
-    block_size.min(hopper_keys(dim) / HOPPER_BLOCKS)
+    let part = hopper_keys(dim) / HOPPER_BLOCKS;
+    let most = block_size.min(part);
+    if part.is_multiple_of(most) { most } else { LEAST_BLOCK }
 }
 
 /// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles'
@@ -223,4 +231,25 @@ pub(crate) fn hopper_heads(cache: KvDType) -> &'static [usize] {
 
 pub(crate) fn hopper_takes_blocks(dim: usize, block_size: usize) -> bool {
     block_size.is_multiple_of(ROW_GROUP) && hopper_keys(dim).is_multiple_of(block_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_tiles_and_tiles_fit_shared_memory() {
+        for dim in HOPPER_DIMS {
+            let part = hopper_keys(dim) / HOPPER_BLOCKS;
+            for block_size in (16..=256).step_by(16).filter(|block_size| hopper_takes_blocks(dim, *block_size)) {
+                let copied = copied_tokens(dim, block_size);
+                assert!(block_size.is_multiple_of(copied) && part.is_multiple_of(copied), "{dim}, {block_size}");
+                // Each is a lane's.
+                assert!(copied.is_multiple_of(ROW_GROUP) && part / copied <= 32, "{dim}, {block_size}");
+            }
+            for blocks in 1..=HOPPER_BLOCKS {
+                assert!(hopper_shared(dim, blocks) <= 227 << 10, "{dim}, {blocks} blocks");
+            }
+        }
+    }
 }

@@ -32,7 +32,7 @@ fn slopes(heads: Heads) -> Option<Vec<f32>> {
 #[test]
 fn prompts_of_heads_in_16_bits() {
     let mut backends = with_attention_kernels();
-    for dim in [64, 80, 96, 112, 128, 256] {
+    for dim in [64, 80, 96, 112, 128, 160, 192, 256] {
         for (index, (kv, block_size)) in [(2, 16), (8, 32), (1, 64)].into_iter().enumerate() {
             let heads = Heads { q: 8, kv, dim, v_dim: dim };
             let extras = match index {

@@ -11,7 +11,7 @@ impl Bench {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
-        let attention = self.attention(heads);
+        let attention = self.attention(model);
         for (rows, shared, own) in [
             (64, 16384, 256),
             (8, 16384, 256),

@@ -54,7 +54,7 @@ impl Layer {
             caches: bench.caches(heads, qkv, tokens, DType::Bf16.into()),
             norm: Norm { kind: NormKind::Rms, weight: scales, bias: None, eps: 1e-5 },
             rope: Some(Rope { inv_freq, rotary_dim: heads.dim, style: RopeStyle::Halves, mscale: 1.0 }),
-            attention: bench.attention(heads),
+            attention: bench.attention(model),
             qkv,
             normed,
             attended,

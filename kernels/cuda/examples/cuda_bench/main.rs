@@ -5,7 +5,8 @@
 //! ...]`, of [`PARTS`], `mixture`, `packed-mixture` and [`MODELS`]
 //!
 //! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
-//! wherever that can. `mma`, after it: attention by the kernels that every architecture has. `no-cascade`, after that:
+//! wherever that can. `mma`, after it: attention by the kernels that every architecture has; `each`: all once by those
+//! that are chosen, and once by these. `no-cascade`, after that:
 //! blocks that sequences share are read by each of them; without it, once wherever two share any.
 //!
 //! `sharded`, in place of a part: products of few outputs, in every tactic.
@@ -41,13 +42,25 @@ struct Model {
     hidden: usize,
     heads: Heads,
     inner: usize,
+    soft_cap: Option<f32>,
+    alibi: bool,
 }
 
-const MODELS: [Model; 4] = [
-    Model { name: "Llama-8B", hidden: 4096, heads: Heads { q: 32, kv: 8, dim: 128, v_dim: 128 }, inner: 14336 },
-    Model { name: "Qwen3-0.6B", hidden: 1024, heads: Heads { q: 16, kv: 8, dim: 128, v_dim: 128 }, inner: 3072 },
-    Model { name: "Phi-3-mini", hidden: 3072, heads: Heads { q: 32, kv: 32, dim: 96, v_dim: 96 }, inner: 8192 },
-    Model { name: "Gemma-3-4B", hidden: 2560, heads: Heads { q: 8, kv: 4, dim: 256, v_dim: 256 }, inner: 10240 },
+impl Model {
+    const fn new(name: &'static str, hidden: usize, [q, kv, dim]: [usize; 3], inner: usize) -> Self {
+        Self { name, hidden, heads: Heads { q, kv, dim, v_dim: dim }, inner, soft_cap: None, alibi: false }
+    }
+}
+
+const MODELS: [Model; 8] = [
+    Model::new("Llama-8B", 4096, [32, 8, 128], 14336),
+    Model::new("Qwen3-0.6B", 1024, [16, 8, 128], 3072),
+    Model::new("Phi-3-mini", 3072, [32, 32, 96], 8192),
+    Model::new("Gemma-3-4B", 2560, [8, 4, 256], 10240),
+    Model { soft_cap: Some(50.0), ..Model::new("Gemma-2-9B", 3584, [16, 8, 256], 14336) },
+    Model { alibi: true, ..Model::new("BLOOM-7B", 4096, [32, 32, 128], 16384) },
+    Model::new("Falcon-7B", 4544, [71, 1, 64], 18176),
+    Model::new("StableLM-2-12B", 5120, [32, 8, 160], 13824),
 ];
 
 /// What a launch must at least move and compute.
@@ -92,21 +105,34 @@ fn main() -> Result<(), String> {
     let gemms = gemms.map_or(GemmTactics::AutotunedAtOnce, |word| {
         if word == "own" { GemmTactics::Wgmma } else { GemmTactics::Library }
     });
-    let attention = words.next_if(|word| word == "mma").map_or(AttentionBackend::Auto, |_| AttentionBackend::Mma);
+    let attention = words.next_if(|word| ["mma", "each"].contains(&word.as_str()));
+    let attention = match attention.as_deref() {
+        Some("mma") => &[AttentionBackend::Mma][..],
+        Some(_) => &[AttentionBackend::Auto, AttentionBackend::Mma],
+        None => &[AttentionBackend::Auto],
+    };
     let cascade =
         words.next_if(|word| word == "no-cascade").map_or(CascadeAttention::Always, |_| CascadeAttention::Never);
     let words: Vec<String> = words.collect();
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
-    let options = CudaOptions { gemms, attention, cascade, ..CudaOptions::default() };
-    let rates = [memory * 1e12, tensor * 1e12];
-    let mut bench = Bench::open(rates, options.clone())?;
-    println!("{}; shares of {memory} TB/s and {tensor} TFLOP/s", bench.backend.describe());
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
+    attention.iter().try_for_each(|&attention| {
+        let options = CudaOptions { gemms, attention, cascade, ..CudaOptions::default() };
+        measure([memory * 1e12, tensor * 1e12], &options, &named)
+    })
+}
+
+/// All that is named, by the kernels that are asked for.
+fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(), String> {
+    let mut bench = Bench::open(rates, options.clone())?;
+    let [memory, tensor] = rates.map(|rate| rate / 1e12);
+    let (device, attention) = (bench.backend.describe(), options.attention.name());
+    println!("{device}; attention: {attention}; shares of {memory} TB/s and {tensor} TFLOP/s");
     let models: Vec<&Model> = MODELS.iter().filter(|model| named.iter().any(|word| word == model.name)).collect();
     let models = if models.is_empty() { MODELS.iter().collect() } else { models };
-    let named: Vec<String> = named.into_iter().filter(|word| MODELS.iter().all(|model| word != model.name)).collect();
-    let wanted = |name: &str| named.is_empty() || named.iter().any(|word| word == name);
+    let named: Vec<&String> = named.iter().filter(|word| MODELS.iter().all(|model| *word != model.name)).collect();
+    let wanted = |name: &str| named.is_empty() || named.iter().any(|word| *word == name);
     for model in models {
         for (_, part) in PARTS.iter().filter(|(name, _)| wanted(name)) {
             part(&mut bench, model);
@@ -119,7 +145,7 @@ fn main() -> Result<(), String> {
     }
     bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
     drop(bench);
-    if wanted("sharded") { sharded::sharded(rates, &options) } else { Ok(()) }
+    if wanted("sharded") { sharded::sharded(rates, options) } else { Ok(()) }
 }
 
 impl Bench {
@@ -246,9 +272,12 @@ impl Bench {
         act
     }
 
-    fn attention(&self, heads: Heads) -> Attention {
+    fn attention(&mut self, model: &Model) -> Attention {
+        let heads = model.heads;
         let scale = (heads.dim as f32).sqrt().recip();
-        Attention::causal(heads, scale)
+        let slopes = (1..=heads.q).map(|head| 0.5_f32.powf(8.0 * head as f32 / heads.q as f32));
+        let alibi = model.alibi.then(|| self.backend.load_vector(&slopes.collect::<Vec<_>>()));
+        Attention { soft_cap: model.soft_cap, alibi, ..Attention::causal(heads, scale) }
     }
 
     /// Layers of a cache whose first `tokens` tokens are noise: enough of them for what few rows read of one to be gone
@@ -271,7 +300,7 @@ impl Bench {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
-        let attention = self.attention(heads);
+        let attention = self.attention(model);
         let mut shapes: Vec<(String, Vec<usize>)> = [
             (1, 256),
             (1, 4096),
@@ -308,7 +337,7 @@ impl Bench {
         let heads = model.heads;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
-        let attention = self.attention(heads);
+        let attention = self.attention(model);
         for (sequences, start, rows) in
             [(1, 0, 512), (1, 0, 2048), (1, 0, 8192), (4, 0, 2048), (1, 6144, 2048), (1, 63_488, 2048)]
         {

@@ -12,3 +12,7 @@
     REGISTER_PRODUCT(multiply_transposed, T, 256, 128, 1, 128, 129, 130, 131, 132, 133)
 VALUE_PRODUCTS_OF(bf16)
 VALUE_PRODUCTS_OF(f16)
+
+// A tile of 192 keys: its queries are in registers, but the other product must compile.
+SHARED_PRODUCT(bf16, 192, 96, 96, 97, 98)
+SHARED_PRODUCT(f16, 192, 96, 96, 97, 98)

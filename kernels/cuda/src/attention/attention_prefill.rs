@@ -36,73 +36,112 @@ pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims) 
 }
 
 /// The same, for clusters of `blocks` blocks.
-fn hopper_special(types: AttentionTypes, dim: usize, scores: ScoreMods, blocks: usize) -> Special {
-    let stages = hopper_stages(dim, blocks);
-    let sizes = [("DIM", dim), ("TILE_KEYS", hopper_keys(dim)), ("STAGES", stages), ("BLOCKS", blocks)];
+fn hopper_special(types: AttentionTypes, tile: HopperTile, scores: ScoreMods, blocks: usize) -> Special {
+    let HopperTile { dim, keys } = tile;
+    let sizes = [("DIM", dim), ("TILE_KEYS", keys), ("STAGES", tile.stages(blocks)), ("BLOCKS", blocks)];
     let plain = Special::new("attention_prefill_hopper", types.rows, &[&sizes, narrow(types.cache)].concat());
     let mods = [("SOFT_CAP", scores.soft_cap), ("ALIBI", scores.alibi)].into_iter().filter(|(_, is_there)| *is_there);
     mods.fold(plain, |special, (name, _)| special.with(name, 1))
 }
 
 /// All that are made for a type, a cache and heads: keys and values that are widened on their way are not shared.
-pub(crate) fn hopper_specials(types: AttentionTypes, dim: usize, scores: ScoreMods) -> impl Iterator<Item = Special> {
+pub(crate) fn hopper_specials(
+    types: AttentionTypes,
+    tile: HopperTile,
+    scores: ScoreMods,
+) -> impl Iterator<Item = Special> {
     let most = if types.cache == KvDType::E4m3 { 1 } else { HOPPER_BLOCKS };
-    (1..=most).map(move |blocks| hopper_special(types, dim, scores, blocks))
+    (1..=most).map(move |blocks| hopper_special(types, tile, scores, blocks))
 }
 
-/// All kernels for rows of a type, a cache and heads: those for Hopper, with what they do to scores, or those for all.
-pub(crate) fn specials(hopper: Option<ScoreMods>, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
+/// All kernels for rows of a type, a cache and heads: those for Hopper, with their tile and what they do to scores, or
+/// those for all.
+pub(crate) fn specials(hopper: Option<(HopperTile, ScoreMods)>, types: AttentionTypes, dims: HeadDims) -> Vec<Special> {
     match hopper {
-        Some(scores) => hopper_specials(types, dims.dim, scores).collect(),
+        Some((tile, scores)) => hopper_specials(types, tile, scores).collect(),
         None => vec![special(types, dims)],
     }
 }
 
-/// Keys of a tile: as many as there are registers for beside a row's sums and queries.
-pub(crate) fn hopper_keys(dim: usize) -> usize {
-    match dim {
-        ..=128 => 128,
-        ..=160 => 96,
-        _ => 64,
+/// What a block of the Hopper kernel takes at a time: keys, for heads of a size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HopperTile {
+    dim: usize,
+    keys: usize,
+}
+
+impl HopperTile {
+    /// For heads over a cache whose blocks have so many tokens; none if these are not the kernel's.
+    pub(crate) fn of(heads: HeadDims, cache: KvDType, block_size: usize) -> Option<Self> {
+        let takes_blocks = |tile: &Self| block_size.is_multiple_of(ROW_GROUP) && tile.keys.is_multiple_of(block_size);
+        hopper_tiles(heads, cache).into_iter().find(takes_blocks)
+    }
+
+    pub(crate) fn keys(self) -> usize {
+        self.keys
+    }
+
+    /// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block, if there
+    /// is room.
+    fn stages(self, blocks: usize) -> usize {
+        if matches!(self.dim, 160 | 256) { 2 } else { 1 + blocks }
+    }
+
+    /// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile
+    /// of keys.
+    pub(crate) fn copied_tokens(self, block_size: usize) -> usize {
+        let part = self.keys / HOPPER_BLOCKS;
+        let most = block_size.min(part);
+        if part.is_multiple_of(most) { most } else { LEAST_BLOCK }
+    }
+
+    /// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles'
+    /// descriptions and numbers, and room to align them.
+    fn shared(self, blocks: usize) -> usize {
+        const TILE: usize = (12 + 1) * size_of::<u32>();
+        let stages = self.stages(blocks);
+        let (barriers, rows) = (4 * stages + 8, ROWS + 2 * stages * self.keys);
+        1024 + rows * self.dim.next_multiple_of(64) * 2 + barriers * size_of::<u64>() + 2 * TILE
     }
 }
 
-/// Tiles of keys, and of values, that a block holds: one more where it may have to wait for another block, if there is
-/// room.
-fn hopper_stages(dim: usize, blocks: usize) -> usize {
-    if matches!(dim, 160 | 256) { 2 } else { 1 + blocks }
+/// Tiles for heads over a cache, the best first: as many keys as there are registers for beside a row's sums and
+/// queries, or fewer that more blocks of a cache divide. Warps that widen keys bring up to 32 each.
+pub(crate) fn hopper_tiles(HeadDims { dim, v_dim }: HeadDims, cache: KvDType) -> Vec<HopperTile> {
+    let is_taken = dim == v_dim && hopper_heads(cache).contains(&dim);
+    let keys: &[usize] = match dim {
+        _ if !is_taken => &[],
+        64 if cache != KvDType::E4m3 => &[192, 128],
+        ..=128 => &[128],
+        160 => &[96],
+        _ => &[64],
+    };
+    keys.iter().map(|&keys| HopperTile { dim, keys }).collect()
 }
 
-/// How the Hopper kernel reads a cache.
+/// The Hopper kernel for a cache.
 #[derive(Clone, Copy)]
-pub(crate) enum Hopper<'a> {
-    /// With the copy engine.
-    Maps(&'a Maps),
-    /// Numbers of 8 bits, by address.
-    Narrow,
+pub(crate) struct Hopper<'a> {
+    tile: HopperTile,
+    /// By which the copy engine reads it; none for numbers of 8 bits, which are read by address.
+    maps: Option<&'a Maps>,
 }
 
 impl<'a> Hopper<'a> {
     /// Blocks of a cluster: several where few of their tiles of rows stay empty. A row's bits are the same.
     fn blocks(self, layer: Layer, batch: &Batch) -> usize {
         let tiles = |blocks: usize| blocks * batch.tiles(layer.group_size(), blocks * ROWS);
-        match self {
-            Self::Maps(_) if 15 * tiles(HOPPER_BLOCKS) <= 16 * tiles(1) => HOPPER_BLOCKS,
-            _ => 1,
-        }
+        let shares = self.maps.is_some() && 15 * tiles(HOPPER_BLOCKS) <= 16 * tiles(1);
+        if shares { HOPPER_BLOCKS } else { 1 }
     }
 
     /// None where the device has not what it needs, or the shape is not the kernel's.
     pub(crate) fn of(device: &Device, kv: &'a Kv) -> Option<Self> {
         let KvShape { head_dim, v_head_dim, block_size, dtype, .. } = kv.shape;
         let narrow = dtype == KvDType::E4m3 && device.context.arch == HOPPER;
-        match &kv.maps {
-            Some(maps) => Some(Self::Maps(maps)),
-            None => {
-                let dims = HeadDims { dim: head_dim, v_dim: v_head_dim };
-                (narrow && hopper_fits(dims, dtype, block_size)).then_some(Self::Narrow)
-            }
-        }
+        let maps = kv.maps.as_ref();
+        let tile = HopperTile::of(HeadDims { dim: head_dim, v_dim: v_head_dim }, dtype, block_size);
+        tile.filter(|_| narrow || maps.is_some()).map(|tile| Self { tile, maps })
     }
 }
 
@@ -122,9 +161,9 @@ impl Counter {
 pub(crate) fn wish(device: &mut Device, tensors: Tensors, layer: Layer, hopper: Option<&Hopper<'_>>) {
     let (types, dims) = (tensors.types(), layer.dims());
     let kernels: Vec<(Special, usize)> = match hopper.filter(|_| !layer.scores().relative) {
-        Some(_) => (1..)
-            .zip(hopper_specials(types, dims.dim, layer.scores()))
-            .map(|(blocks, special)| (special, hopper_shared(dims.dim, blocks)))
+        Some(hopper) => (1..)
+            .zip(hopper_specials(types, hopper.tile, layer.scores()))
+            .map(|(blocks, special)| (special, hopper.tile.shared(blocks)))
             .collect(),
         None => vec![(special(types, dims), shared(dims))],
     };
@@ -173,19 +212,20 @@ fn run_hopper(
     batch: &Batch,
 ) -> bool {
     let Tensors { qkv, keys, values, out, .. } = tensors;
-    let (blocks, dim) = (hopper.blocks(layer, batch), layer.dim as usize);
+    let Hopper { tile, maps } = hopper;
+    let blocks = hopper.blocks(layer, batch);
     let row_tiles = batch.tiles(layer.group_size(), blocks * ROWS);
     let clusters = (device.context.multiprocessors / blocks).min(layer.kv_heads as usize * row_tiles);
-    let shape = Shape { grid: [clusters * blocks, 1], block: HOPPER_THREADS, shared: hopper_shared(dim, blocks) };
-    let special = hopper_special(tensors.types(), dim, layer.scores(), blocks);
+    let shape = Shape { grid: [clusters * blocks, 1], block: HOPPER_THREADS, shared: tile.shared(blocks) };
+    let special = hopper_special(tensors.types(), tile, layer.scores(), blocks);
     let (row_tiles, counter, batch) = (row_tiles as u32, counter.0.ptr, batch.pointers);
-    match hopper {
-        Hopper::Maps(Maps { keys, values }) => device.launch_special(
+    match maps {
+        Some(Maps { keys, values }) => device.launch_special(
             special,
             shape,
             args![out.ptr, qkv.ptr, *keys, *values, batch, layer, LEAST, row_tiles, counter],
         ),
-        Hopper::Narrow => device.launch_special(
+        None => device.launch_special(
             special,
             shape,
             args![out.ptr, qkv.ptr, keys, values, batch, layer, LEAST, row_tiles, counter],
@@ -198,58 +238,41 @@ pub(crate) fn shared(HeadDims { dim, v_dim }: HeadDims) -> usize {
     2 * KEYS * (2 * dim + 16 + 2 * v_dim + 16)
 }
 
-/// Tokens of a cache's block that the copy engine brings at once: each block of a cluster brings its part of a tile of
-/// keys.
-pub(crate) fn copied_tokens(dim: usize, block_size: usize) -> usize {
-    let part = hopper_keys(dim) / HOPPER_BLOCKS;
-    let most = block_size.min(part);
-    if part.is_multiple_of(most) { most } else { LEAST_BLOCK }
-}
-
-/// As `PrefillBlock::prepare` of the kernel has it: queries, stages of keys and of values, barriers, two tiles'
-/// descriptions and numbers, and room to align them.
-fn hopper_shared(dim: usize, blocks: usize) -> usize {
-    const TILE: usize = (12 + 1) * size_of::<u32>();
-    let stages = hopper_stages(dim, blocks);
-    let (barriers, rows) = (4 * stages + 8, ROWS + 2 * stages * hopper_keys(dim));
-    1024 + rows * dim.next_multiple_of(64) * 2 + barriers * size_of::<u64>() + 2 * TILE
-}
-
-/// Whether heads and blocks of a cache fit the Hopper kernel's tiles.
-pub(crate) fn hopper_fits(dims: HeadDims, cache: KvDType, block_size: usize) -> bool {
-    hopper_takes_heads(dims, cache) && hopper_takes_blocks(dims.dim, block_size)
-}
-
-pub(crate) fn hopper_takes_heads(HeadDims { dim, v_dim }: HeadDims, cache: KvDType) -> bool {
-    dim == v_dim && hopper_heads(cache).contains(&dim)
-}
-
 /// Head sizes over such a cache.
 pub(crate) fn hopper_heads(cache: KvDType) -> &'static [usize] {
     if cache == KvDType::E4m3 { &HOPPER_NARROW_DIMS } else { &HOPPER_DIMS }
 }
 
-pub(crate) fn hopper_takes_blocks(dim: usize, block_size: usize) -> bool {
-    block_size.is_multiple_of(ROW_GROUP) && hopper_keys(dim).is_multiple_of(block_size)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels::ops::DType;
 
     #[test]
     fn blocks_fit_tiles_and_tiles_fit_shared_memory() {
-        for dim in HOPPER_DIMS {
-            let part = hopper_keys(dim) / HOPPER_BLOCKS;
-            for block_size in (16..=256).step_by(16).filter(|block_size| hopper_takes_blocks(dim, *block_size)) {
-                let copied = copied_tokens(dim, block_size);
-                assert!(block_size.is_multiple_of(copied) && part.is_multiple_of(copied), "{dim}, {block_size}");
+        let tiles = |cache| hopper_heads(cache).iter().flat_map(move |dim| hopper_tiles(HeadDims::same(*dim), cache));
+        for tile in tiles(DType::Bf16.into()).chain(tiles(KvDType::E4m3)) {
+            let part = tile.keys / HOPPER_BLOCKS;
+            for block_size in (16..=256).step_by(16).filter(|block_size| tile.keys.is_multiple_of(*block_size)) {
+                let copied = tile.copied_tokens(block_size);
+                assert!(block_size.is_multiple_of(copied) && part.is_multiple_of(copied), "{tile:?}, {block_size}");
                 // Each is a lane's.
-                assert!(copied.is_multiple_of(ROW_GROUP) && part / copied <= 32, "{dim}, {block_size}");
+                assert!(copied.is_multiple_of(ROW_GROUP) && part / copied <= 32, "{tile:?}, {block_size}");
             }
             for blocks in 1..=HOPPER_BLOCKS {
-                assert!(hopper_shared(dim, blocks) <= 227 << 10, "{dim}, {blocks} blocks");
+                assert!(tile.shared(blocks) <= 227 << 10, "{tile:?}, {blocks} blocks");
             }
         }
+    }
+
+    #[test]
+    fn heads_of_64_have_the_larger_tile_where_blocks_divide_it() {
+        let keys = |cache, block_size| HopperTile::of(HeadDims::same(64), cache, block_size).map(|tile| tile.keys);
+        let bf16 = DType::Bf16.into();
+        assert_eq!(
+            [16, 64, 128, 192, 256].map(|block_size| keys(bf16, block_size)),
+            [Some(192), Some(192), Some(128), Some(192), None]
+        );
+        assert_eq!(keys(KvDType::E4m3, 16), Some(128));
     }
 }

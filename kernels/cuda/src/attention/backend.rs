@@ -1,7 +1,7 @@
 //! Which attention kernels serve a layer: those that are best for it, or those that were asked for.
 
 use crate::attention::attention_decode;
-use crate::attention::attention_prefill;
+use crate::attention::attention_prefill::{self, HopperTile};
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::jit::specialization::{HOPPER, LOWEST};
 use crate::options::AttentionBackend;
@@ -102,12 +102,12 @@ fn without_hopper(device: AttentionDevice, expected: ExpectedAttention) -> Optio
         return Some("have no relative bias".to_owned());
     }
     let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
-    if !attention_prefill::hopper_takes_heads(dims, cache) {
+    let tiles = attention_prefill::hopper_tiles(dims, cache);
+    let Some(tile) = tiles.last() else {
         let taken = attention_prefill::hopper_heads(cache).iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         return Some(format!("take heads of {taken} over this cache, not of {} and {}", heads.dim, heads.v_dim));
-    }
-    let keys = attention_prefill::hopper_keys(heads.dim);
-    let takes_blocks = attention_prefill::hopper_takes_blocks(heads.dim, block_size);
+    };
+    let (keys, takes_blocks) = (tile.keys(), HopperTile::of(dims, cache, block_size).is_some());
     (!takes_blocks).then(|| format!("take KV blocks that divide {keys} tokens (--block-size), not of {block_size}"))
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::CudaBackend;
 use crate::attention::attention_cascade::{Rooms, Units};
 use crate::attention::attention_decode::Scratch;
-use crate::attention::attention_prefill::{Counter, Hopper};
+use crate::attention::attention_prefill::{Counter, Hopper, HopperTile};
 use crate::attention::kv::Kv;
 use crate::attention::layer::{AttentionTypes, HeadDims, HeadScales, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
@@ -242,10 +242,9 @@ pub(crate) fn are_fast(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims)
 /// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.
 pub(crate) fn mapped_tokens(device: &Device, shape: KvShape) -> Option<usize> {
     let KvShape { block_size, head_dim, v_head_dim, dtype, .. } = shape;
-    let fits = device.context.arch == HOPPER
-        && dtype.size() == 2
-        && attention_prefill::hopper_fits(HeadDims { dim: head_dim, v_dim: v_head_dim }, dtype, block_size);
-    fits.then(|| attention_prefill::copied_tokens(head_dim, block_size))
+    let heads = HeadDims { dim: head_dim, v_dim: v_head_dim };
+    let tile = HopperTile::of(heads, dtype, block_size);
+    tile.filter(|_| device.context.arch == HOPPER && dtype.size() == 2).map(|tile| tile.copied_tokens(block_size))
 }
 
 fn plain(device: &mut Device, tensors: Tensors, layer: Layer, batch: &Batch) {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::attention::attention_cascade;
 use crate::attention::attention_decode::{self, Ring};
-use crate::attention::attention_prefill;
+use crate::attention::attention_prefill::{self, HopperTile};
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::comm::peers;
 use crate::gemm::matmul_skinny;
@@ -56,6 +56,7 @@ fn usual(arch: Arch) -> Vec<Special> {
     const DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
     const NARROW_DIMS: [usize; 2] = [64, 128];
     const CAPPED_DIMS: [usize; 2] = [128, 256];
+    const BLOCK_SIZE: usize = 16;
     let dtype = DType::Bf16;
     if arch < LOWEST {
         return Vec::new();
@@ -79,7 +80,10 @@ fn usual(arch: Arch) -> Vec<Special> {
     let capped = ScoreMods { soft_cap: true, ..ScoreMods::default() };
     let hopper = caches.iter().map(|&(types, dim)| (types, dim, ScoreMods::default()));
     let hopper = hopper.chain(CAPPED_DIMS.iter().map(|dim| (plain, *dim, capped)));
-    let hopper = hopper.flat_map(|(types, dim, scores)| attention_prefill::hopper_specials(types, dim, scores));
+    let hopper = hopper.flat_map(|(types, dim, scores)| {
+        let tile = HopperTile::of(HeadDims::same(dim), types.cache, BLOCK_SIZE);
+        tile.into_iter().flat_map(move |tile| attention_prefill::hopper_specials(types, tile, scores))
+    });
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
     let hopper = hopper.chain(norm_prepared::usual(dtype));
     let mut all: Vec<Special> = skinny

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::CudaBackend;
 use crate::attention::attention_decode;
-use crate::attention::attention_prefill;
+use crate::attention::attention_prefill::{self, HopperTile};
 use crate::attention::backend::Selected;
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::comm::peers;
@@ -35,7 +35,7 @@ impl CudaBackend {
 
     /// For attention, and for a step of one row as a whole.
     pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention, selected: Selected) {
-        let ExpectedAttention { heads, compute, cache, scores, .. } = expected;
+        let ExpectedAttention { heads, compute, cache, block_size, scores, .. } = expected;
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
         if selected.decode == AttentionBackend::Plain {
@@ -43,7 +43,8 @@ impl CudaBackend {
         }
         // A first request needs them in this order.
         let arch = self.device.context.arch;
-        let hopper = (selected.prefill == AttentionBackend::Hopper).then_some(scores);
+        let tile = HopperTile::of(dims, cache, block_size).filter(|_| selected.prefill == AttentionBackend::Hopper);
+        let hopper = tile.map(|tile| (tile, scores));
         let mut first = attention_prefill::specials(hopper, types, dims);
         first.extend(attention_decode::specials(types, heads));
         order(&self.device, first.iter().copied());

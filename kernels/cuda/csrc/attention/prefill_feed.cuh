@@ -18,7 +18,7 @@ struct Feeder : PrefillBlock {
     static const u32 PART = KEYS / BLOCKS;
     DEVICE u32 copied() const {
         const u32 most = min(attention.block_size, KEYS / 2);
-        return KEYS % 64 == 0 || KEYS / 2 % most == 0 ? most : 16;
+        return (KEYS & (KEYS - 1)) == 0 || KEYS / 2 % most == 0 ? most : 16;
     }
 
     // Where this lane's rows of a tile of keys begin in the cache's matrix; past its end, where zeros come from, if

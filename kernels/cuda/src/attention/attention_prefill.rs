@@ -73,8 +73,11 @@ pub(crate) struct HopperTile {
 impl HopperTile {
     /// For heads over a cache whose blocks have so many tokens; none if these are not the kernel's.
     pub(crate) fn of(heads: HeadDims, cache: KvDType, block_size: usize) -> Option<Self> {
-        let takes_blocks = |tile: &Self| block_size.is_multiple_of(ROW_GROUP) && tile.keys.is_multiple_of(block_size);
-        hopper_tiles(heads, cache).into_iter().find(takes_blocks)
+        let tiles = hopper_tiles(heads, cache);
+        let find = |parts: usize| tiles.iter().copied().find(|tile| (tile.keys / parts).is_multiple_of(block_size));
+        // Best where each block of a cluster brings whole blocks of the cache.
+        let found = find(HOPPER_BLOCKS).or_else(|| find(1));
+        found.filter(|_| block_size.is_multiple_of(ROW_GROUP))
     }
 
     pub(crate) fn keys(self) -> usize {
@@ -269,10 +272,8 @@ mod tests {
     fn heads_of_64_have_the_larger_tile_where_blocks_divide_it() {
         let keys = |cache, block_size| HopperTile::of(HeadDims::same(64), cache, block_size).map(|tile| tile.keys);
         let bf16 = DType::Bf16.into();
-        assert_eq!(
-            [16, 64, 128, 192, 256].map(|block_size| keys(bf16, block_size)),
-            [Some(192), Some(192), Some(128), Some(192), None]
-        );
+        let found = [16, 32, 64, 128, 192, 256].map(|block_size| keys(bf16, block_size));
+        assert_eq!(found, [Some(192), Some(192), Some(128), Some(128), Some(192), None]);
         assert_eq!(keys(KvDType::E4m3, 16), Some(128));
     }
 }

@@ -45,7 +45,7 @@ use fusion::op::Op;
 use fusion::pass::Pass;
 use fusion::split_norm::Squares;
 use gemm::cublaslt::Blas;
-use gemm::matmul::Matmul;
+use gemm::matmul::{Matmul, reserve};
 use graph::captures::Captures;
 use jit::specialization::Special;
 use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
@@ -53,6 +53,7 @@ use layers::groups::Group;
 use moe::experts;
 use moe::routing::{Choices, ExpertStorage};
 use runtime::activations::{ActivationBuffers, View};
+use runtime::context::Memory;
 use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
@@ -88,6 +89,8 @@ pub struct CudaBackend {
     levels: noise::Levels,
     matrices: Vec<Weights>,
     groups: Vec<Group>,
+    /// What their inputs are rounded to.
+    rounded_inputs: Option<Memory>,
     /// Whether any of these are packed, which tiles of rows are made for then.
     experts: ExpertStorage,
     choices: Vec<Choices>,
@@ -138,6 +141,7 @@ impl CudaBackend {
             levels: noise::Levels::default(),
             matrices: Vec::new(),
             groups: Vec::new(),
+            rounded_inputs: None,
             experts: ExpertStorage::Numbers,
             choices: Vec::new(),
             tables: Vec::new(),
@@ -185,6 +189,9 @@ impl CudaBackend {
         assert_eq!(group.count, choices.among, "experts, and what rows chose among");
         let out = self.acts.target(out, pairs, group.n / keep.columns());
         let bias = self.vector(bias);
-        experts::expert_matmul(&mut self.device, &experts::Call { x, group, bias, choices, keep, out })
+        let mut call = experts::Call { x, group, bias, choices, keep, out, room: 0 };
+        let bytes = call.room_bytes(&self.device);
+        call.room = reserve(&mut self.rounded_inputs, &mut self.device, bytes, "rounded inputs of experts");
+        experts::expert_matmul(&mut self.device, &call)
     }
 }

@@ -15,12 +15,14 @@ use crate::gemm::product::Product;
 use crate::gemm::table::Facts;
 use crate::jit::prefetch;
 use crate::jit::sources::Need;
+use crate::jit::specialization::HOPPER;
 use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
 use crate::layers::lora::{Lora, LoraTarget};
 use crate::layers::norm;
 use crate::moe::experts;
+use crate::moe::experts_codes;
 use crate::moe::experts_packed::PackedExperts;
 use crate::moe::routing;
 use crate::moe::routing::{Choices, ExpertStorage, Router};
@@ -36,8 +38,8 @@ use kernels::ops::{
     Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, StageLink, check_product,
 };
 use kernels::ops::{
-    HostMatrix, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops, RankPlacement, Rope,
-    Routing, RowSelection, WeightFormat,
+    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
+    RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
 use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
@@ -101,14 +103,23 @@ impl Load for CudaBackend {
             WeightFormat::Plain(_) => true,
             WeightFormat::ScaledE4m3 { .. } | WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => match by {
                 MatrixUse::Linear => Kind::takes(format),
-                MatrixUse::Experts => Kind::takes_experts(format),
+                MatrixUse::Experts => {
+                    // Others do not round inputs.
+                    let is_left = format.input() == InputRounding::None;
+                    Kind::takes_experts(format) && (is_left || self.device.context.arch == HOPPER)
+                }
                 MatrixUse::Table | MatrixUse::Heads => false,
             },
         }
     }
 
-    fn gains_by_rounding(&self, format: WeightFormat, cols: usize, compute: DType) -> bool {
-        compute.size() == 2 && codes::gains(Facts::of(&self.device), format, cols)
+    fn gains_by_rounding(&self, format: WeightFormat, by: MatrixUse, cols: usize, compute: DType) -> bool {
+        compute.size() == 2
+            && match by {
+                MatrixUse::Linear => codes::gains(Facts::of(&self.device), format, cols),
+                MatrixUse::Experts => self.device.context.arch == HOPPER && experts_codes::takes(format, cols),
+                MatrixUse::Table | MatrixUse::Heads => false,
+            }
     }
 
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix {

@@ -23,10 +23,10 @@ pub trait Load {
         matches!(format, WeightFormat::Plain(_))
     }
 
-    /// Whether products of many rows with a linear layer's weights of this format, `cols` in a row, are faster where
-    /// inputs are rounded as it says. With a 16-bit `compute` type such a device leaves those of few rows as they are.
-    fn gains_by_rounding(&self, format: WeightFormat, cols: usize, compute: DType) -> bool {
-        let _ = (format, cols, compute);
+    /// Whether products of many rows with weights of this format, `cols` in a row, are faster where inputs are rounded
+    /// as it says. With a 16-bit `compute` type such a device leaves those of few rows as they are.
+    fn gains_by_rounding(&self, format: WeightFormat, by: MatrixUse, cols: usize, compute: DType) -> bool {
+        let _ = (format, by, cols, compute);
         false
     }
 

@@ -49,6 +49,12 @@ impl Layer {
         &self.bias
     }
 
+    /// The same layer with other rows.
+    pub(super) fn with_x(&self, x: Vec<f32>) -> Self {
+        let (values, bias, logits) = (self.values.clone(), self.bias.clone(), self.logits.clone());
+        Self { values, bias, x, logits, ..*self }
+    }
+
     /// Makes these the weights of its experts.
     pub(super) fn set_values(&mut self, values: Vec<Vec<f32>>) {
         self.values = values;

@@ -112,7 +112,7 @@ fn run(device: &mut dyn Backend, case: &Case<'_>) {
     let x: Vec<f32> = random.values(rows * k).into_iter().map(|x| round(x, acts)).collect();
     let narrow = if acts == DType::F32 { compute } else { acts };
     // Rounding gains nothing there.
-    let leaves = rows <= 16 && device.gains_by_rounding(format, k, narrow);
+    let leaves = rows <= 16 && device.gains_by_rounding(format, MatrixUse::Linear, k, narrow);
     let multiplied = if leaves { x.clone() } else { rounded(&x, k, format.input()) };
     let (bias, before) = (random.values(n), random.values(rows * n));
     let epilogue = if rows % 2 == 0 { Epilogue::Accumulate } else { Epilogue::Store };
@@ -327,7 +327,7 @@ fn a_gate_of_very_many_rows_of_codes() {
                 let largest = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
                 let bound = |index: usize| 6.0 * step(dtype) * (want[index].abs() + 0.02 * largest);
                 check(&format!("{activation:?} of {format:?}"), &at_once, &want, bound);
-                if device.gains_by_rounding(WeightFormat::Grouped(format), k, dtype) {
+                if device.gains_by_rounding(WeightFormat::Grouped(format), MatrixUse::Linear, k, dtype) {
                     assert!(!names.iter().any(|name| name.starts_with("gated")), "{names:?}");
                 }
             }

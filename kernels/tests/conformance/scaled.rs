@@ -48,7 +48,7 @@ impl Stored {
 }
 
 /// Rows as they are multiplied.
-fn rounded(x: &[f32], width: usize, input: InputRounding) -> Vec<f32> {
+pub(super) fn rounded(x: &[f32], width: usize, input: InputRounding) -> Vec<f32> {
     let round = |x: &[f32], scale: f32| -> Vec<f32> {
         x.iter().map(|x| e4m3::decode(e4m3::encode(x / scale)) * scale).collect()
     };

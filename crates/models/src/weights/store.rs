@@ -249,15 +249,14 @@ impl<'a> Loader<'a> {
     /// Whether the inputs of a product are rounded as its pieces ask for.
     fn rounds_inputs(&self, pieces: &[Fetched<'_>], stack: &[Slice], pad_rows: usize, by: Option<MatrixUse>) -> bool {
         let (_, cols) = shape(stack, pad_rows);
-        let gains = |format| self.backend.gains_by_rounding(format, cols, self.compute);
         match self.activations {
             ActivationRounding::None => false,
             ActivationRounding::AsConfigured => true,
             ActivationRounding::WhereFaster => {
-                by == Some(MatrixUse::Linear)
-                    && pad_rows == 0
+                let gains = |by, format| self.backend.gains_by_rounding(format, by, cols, self.compute);
+                pad_rows == 0
                     && self.keeps_format(pieces, by)
-                    && pieces.iter().all(|piece| gains(piece.format()))
+                    && by.is_some_and(|by| pieces.iter().all(|piece| gains(by, piece.format())))
             }
         }
     }

@@ -152,6 +152,30 @@ DEVICE void quantize(const X* x, u32* codes, f32* scales, const InputShape& shap
 QUANTIZE_OF(f32)
 QUANTIZE_OF(bf16)
 QUANTIZE_OF(f16)
+
+// The same with a scale for each 128 columns, `count` of them in all rows. A warp has them.
+template <typename X> DEVICE void quantize_groups(const X* x, u32* codes, f32* scales, u32 count) {
+    const u32 group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (group >= count) return;
+    f32 four[4], largest = 0.0f;
+    load_four(four, x + (u64)group * 128 + 4 * lane);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(four[i]));
+    const f32 scale = warp_max(largest) / 448.0f;
+    codes[(u64)group * 32 + code_place(lane)] = codes_of(four, scale, TO_E4M3);
+    if (lane == 0) scales[group] = scale;
+}
+
+#define QUANTIZE_GROUPS_OF(X) \
+    extern "C" __global__ void __launch_bounds__(256) quantize_groups_##X( \
+        const X* x, u32* codes, f32* scales, u32 count) { \
+        launch_dependents(); \
+        wait_for_inputs(); \
+        quantize_groups(x, codes, scales, count); \
+    }
+
+QUANTIZE_GROUPS_OF(bf16)
+QUANTIZE_GROUPS_OF(f16)
 #endif
 
 // Numbers of 16 bits, the columns of each chunk of 64 in the order in which `matmul_packed_wgmma.cu` multiplies them

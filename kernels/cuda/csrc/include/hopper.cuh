@@ -55,6 +55,20 @@ DEVICE void copy_box_to(u32 to, const TensorMap* map, u32 column, u32 row, u32 b
         : "memory");
 }
 
+// Copies `bytes` bytes that lie one after the other, a multiple of 16, to shared memory; they count at the barrier.
+DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+// The same to every block of the cluster whose bit is set in `blocks`, as `copy_box_to`.
+DEVICE void copy_bytes_to(u32 to, const void* from, u32 bytes, u32 barrier, u16 blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
 // Copies a box of rows in groups of 8 (`tensor_map_of_groups` of `src/runtime/tensor_map.rs`), from columns
 // `64 * chunk` and row `8 * group` on.
 DEVICE void copy_groups(u32 to, const TensorMap* map, u32 chunk, u32 group, u32 barrier) {

@@ -39,13 +39,6 @@ struct Weights {
     }
 };
 
-// Copies `bytes` bytes, a multiple of 16, to shared memory; they count at the barrier.
-DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-}
-
 struct Stream {
     const Weights* matrices;
     u32 count;

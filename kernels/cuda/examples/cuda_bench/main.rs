@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release
 //! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 GEMMs] [part or model
-//! ...]`, of [`PARTS`], `mixture`, `packed-mixture` and [`MODELS`]
+//! ...]`, of [`PARTS`], `mixture`, `packed-mixture`, `fp8-mixture` and [`MODELS`]
 //!
 //! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
 //! wherever that can. `mma`, after it: attention by the kernels that every architecture has; `each`: all once by those
@@ -138,7 +138,9 @@ fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(
             part(&mut bench, model);
         }
     }
-    for (name, models) in [("mixture", &mixture::MODELS[..]), ("packed-mixture", &mixture::PACKED)] {
+    let mixtures =
+        [("mixture", &mixture::MODELS[..]), ("packed-mixture", &mixture::PACKED), ("fp8-mixture", &mixture::FP8)];
+    for (name, models) in mixtures {
         if wanted(name) {
             models.iter().for_each(|model| bench.mixture(model));
         }

@@ -34,10 +34,12 @@ const GPT_OSS: Model = Model {
 pub const MODELS: [Model; 2] = [MIXTRAL, QWEN];
 
 /// Those whose experts are stored in 4 or 8 bits.
-pub const PACKED: [Model; 3] = [
-    GPT_OSS,
-    Model { name: "Mixtral, int4", stored: Stored::Grouped(INT4), ..MIXTRAL },
-    Model { name: "Qwen3-30B, fp8", stored: Stored::E4m3Groups(128), ..QWEN },
+pub const PACKED: [Model; 2] = [GPT_OSS, Model { name: "Mixtral, int4", stored: Stored::Grouped(INT4), ..MIXTRAL }];
+
+/// Those whose experts are 8-bit floats: multiplied by 16-bit inputs, and by inputs that are rounded alike.
+pub const FP8: [Model; 2] = [
+    Model { name: "Qwen3-30B, fp8", stored: Stored::E4m3Blocks(InputRounding::None), ..QWEN },
+    Model { name: "Qwen3-30B, fp8 by fp8", stored: Stored::E4m3Blocks(InputRounding::Dynamic { cols: 128 }), ..QWEN },
 ];
 
 /// A layer's weights and buffers.
@@ -85,7 +87,7 @@ impl Bench {
     pub fn mixture(&mut self, model: &Model) {
         let Model { name, hidden, inner, experts, top_k, stored } = *model;
         let layer = self.layer(model);
-        for rows in [1, 8, 16, 32, 64, 128, 256, 2048, MOST_ROWS] {
+        for rows in [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, MOST_ROWS] {
             let used = self.fill(&layer, model, rows);
             let leads = if rows > 256 { 0 } else { LEADS };
             let (pairs, matrix) = (rows * top_k, stored.bits() * hidden * inner / 8);

@@ -15,8 +15,8 @@ pub(super) enum Stored {
     Grouped(GroupedFormat),
     /// 8-bit floats with a scale a row.
     E4m3(InputRounding),
-    /// The same with a scale for so many columns of a row.
-    E4m3Groups(usize),
+    /// The same with a scale for blocks of 128 rows and columns.
+    E4m3Blocks(InputRounding),
 }
 
 impl Stored {
@@ -25,7 +25,7 @@ impl Stored {
         match self {
             Self::Bf16 => 16,
             Self::Grouped(format) if format.bits == CodeBits::Four => 4,
-            Self::Grouped(_) | Self::E4m3(_) | Self::E4m3Groups(_) => 8,
+            Self::Grouped(_) | Self::E4m3(_) | Self::E4m3Blocks(_) => 8,
         }
     }
 }
@@ -122,8 +122,8 @@ impl Bench {
         match stored {
             Stored::Bf16 => self.matrix(rows, cols),
             Stored::Grouped(format) => self.grouped_matrix(format, [rows, cols]),
-            Stored::E4m3(input) => self.float_matrix([rows, cols], ALL_COLUMNS, input),
-            Stored::E4m3Groups(group) => self.float_matrix([rows, cols], group, InputRounding::None),
+            Stored::E4m3(input) => self.float_matrix([rows, cols], [1, ALL_COLUMNS], input),
+            Stored::E4m3Blocks(input) => self.float_matrix([rows, cols], [128, 128], input),
         }
     }
 
@@ -142,10 +142,17 @@ impl Bench {
         self.backend.load_matrix(matrix, DType::Bf16)
     }
 
-    fn float_matrix(&mut self, [rows, cols]: [usize; 2], scale_cols: usize, input: InputRounding) -> Matrix {
+    /// With a scale for blocks of `each` rows and `scale_cols` columns.
+    fn float_matrix(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        [each, scale_cols]: [usize; 2],
+        input: InputRounding,
+    ) -> Matrix {
         let codes: Vec<u8> = self.noise[..rows * cols].iter().map(|byte| byte & 0xb7).collect();
         let groups = if scale_cols == ALL_COLUMNS { 1 } else { cols.div_ceil(scale_cols) };
-        let (scales, scale_rows) = (vec![1.0 / 256.0; rows * groups], (0..rows as u32).collect::<Vec<_>>());
+        let scales = vec![1.0 / 256.0; rows.div_ceil(each) * groups];
+        let scale_rows: Vec<u32> = (0..rows).map(|row| (row / each) as u32).collect();
         let codes = ScaledCodes { codes: &codes, scales: &scales, scale_rows: &scale_rows, scale_cols, input };
         let matrix = HostMatrix { rows, cols, encoding: Encoding::Scaled(codes) };
         self.backend.load_matrix(matrix, DType::Bf16)

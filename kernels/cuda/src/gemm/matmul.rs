@@ -402,7 +402,7 @@ impl Matmul {
 }
 
 /// Memory that grows to the largest that is asked for; 0 where there is none.
-fn reserve(memory: &mut Option<Memory>, device: &mut Device, bytes: usize, what: &str) -> CUdeviceptr {
+pub(crate) fn reserve(memory: &mut Option<Memory>, device: &mut Device, bytes: usize, what: &str) -> CUdeviceptr {
     if memory.as_ref().map_or(0, |memory| memory.bytes) < bytes {
         *memory = None;
         *memory = device.allocate(bytes, what);

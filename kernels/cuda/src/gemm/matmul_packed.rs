@@ -160,6 +160,12 @@ impl InputShape {
 
     /// Of a product of `x`, rounded like this, with a packed matrix.
     pub(crate) fn of(packed: &Packed, rounding: InputRounding, x: View) -> Self {
+        let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
+        Self { columns, ..Self::in_order(rounding, x) }
+    }
+
+    /// Of `x`, rounded like this, its columns in order.
+    fn in_order(rounding: InputRounding, x: View) -> Self {
         const ALL: u32 = u32::MAX;
         let (to, group, scale, outliers) = match rounding {
             InputRounding::None => (0, 0, 0.0, 0.0),
@@ -168,8 +174,7 @@ impl InputShape {
             InputRounding::StaticInt8(scale) => (2, 0, scale, 0.0),
             InputRounding::DynamicInt8 { outliers } => (2, ALL, 0.0, outliers),
         };
-        let columns = packed.columns.as_ref().map_or(0, |columns| columns.ptr);
-        Self { columns, k: x.width as u32, to, group, scale, outliers }
+        Self { columns: 0, k: x.width as u32, to, group, scale, outliers }
     }
 }
 
@@ -182,9 +187,17 @@ pub(crate) fn rows_shape(x: View) -> Shape {
 
 /// Queues the preparation of a product's input, to `to`, rounded like this.
 pub(crate) fn prepare(device: &mut Device, packed: &Packed, rounding: InputRounding, x: View, to: View) {
-    let shape = rows_shape(x);
-    let input = InputShape::of(packed, rounding, x);
-    device.launch_early(Name::of("prepare_input", &[x.dtype, to.dtype]), shape, args![x.ptr, to.ptr, input]);
+    prepare_as(device, InputShape::of(packed, rounding, x), x, to);
+}
+
+/// Queues the rounding of rows, to `to`, their columns in order.
+pub(crate) fn round(device: &mut Device, rounding: InputRounding, x: View, to: View) {
+    prepare_as(device, InputShape::in_order(rounding, x), x, to);
+}
+
+fn prepare_as(device: &mut Device, input: InputShape, x: View, to: View) {
+    let name = Name::of("prepare_input", &[x.dtype, to.dtype]);
+    device.launch_early(name, rows_shape(x), args![x.ptr, to.ptr, input]);
 }
 
 #[cfg(test)]

@@ -158,6 +158,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_decode" in "attention"
     "attention_prefill" in "attention"
     "attention_prefill_hopper" in "attention"
+    "expert_matmul_codes_wgmma" in "moe"
     "expert_matmul_packed" in "moe"
     "expert_matmul_packed_wgmma" in "moe"
     "expert_matmul_skinny" in "moe"
@@ -195,6 +196,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
     ("exchange.cuh", include_str!("../../csrc/comm/exchange.cuh")),
+    ("expert_tiles.cuh", include_str!("../../csrc/moe/expert_tiles.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
     ("gate_deltas.cuh", include_str!("../../csrc/gemm/gate_deltas.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),

@@ -23,7 +23,9 @@ const PIECE: usize = 8;
 const BOX: usize = 64;
 const BOXES: usize = 4;
 /// Threads of a block of the Hopper kernel.
-const HOPPER_THREADS: usize = 384;
+pub(crate) const HOPPER_THREADS: usize = 384;
+/// Bytes of sums on their way out, of both consuming warpgroups: 32 rows of 128 columns.
+pub(crate) const LEAVING_LINES: usize = 2 * 32 * 256;
 
 /// What is kept of a product.
 #[derive(Clone, Copy, Debug)]
@@ -124,8 +126,6 @@ impl Wgmma {
     /// Stages of weights and inputs, two barriers each, what is on its way out, and room to align them.
     fn shared(&self) -> usize {
         const STEP_BYTES: usize = 128;
-        /// Of both consuming warpgroups: 32 rows of 128 columns, and numbers of pairs.
-        const LEAVING_LINES: usize = 2 * 32 * 256;
         let leaving = LEAVING_LINES + 2 * self.rows * size_of::<u32>();
         1024 + self.depth * ((BOX * BOXES + self.rows) * STEP_BYTES + 2 * size_of::<u64>()) + leaving
     }
@@ -173,11 +173,13 @@ pub(crate) struct Call<'a> {
     pub(crate) choices: &'a Choices,
     pub(crate) keep: Keep,
     pub(crate) out: View,
+    /// Memory of `room_bytes` for rounded inputs.
+    pub(crate) room: CUdeviceptr,
 }
 
 /// Queues the products of rows with their experts; false, and nothing happens, where they cannot be gated at once.
 pub(crate) fn expert_matmul(device: &mut Device, call: &Call<'_>) -> bool {
-    let Call { x, group, bias, choices, keep, out } = call;
+    let Call { x, group, bias, choices, keep, out, .. } = call;
     let [pairs, pairs_a_row] = [out.rows, out.rows / x.rows.max(1)].map(|number| number as u32);
     let limit = if let Keep::Gated(function) = keep { function.limit } else { 0.0 };
     let wide = u32::from(out.dtype == DType::F32);
@@ -211,7 +213,7 @@ impl Call<'_> {
 
     /// Queues the kernel for tiles of few rows; false where it is not for these.
     fn skinny(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, group, bias, choices, keep, out } = self;
+        let Self { x, group, bias, choices, keep, out, .. } = self;
         let Some(skinny) = Skinny::of(choices.most_tiles(), choices.tile_rows, [group.n, group.k], *keep) else {
             return false;
         };
@@ -226,7 +228,7 @@ impl Call<'_> {
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.
     fn wgmma(&self, device: &mut Device, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, group, bias, choices, keep, out } = self;
+        let Self { x, group, bias, choices, keep, out, .. } = self;
         let (Some(wgmma), Some(maps)) = (Wgmma::of(choices.tile_rows), &group.maps) else { return false };
         if !self.is_16_bit() || !out.width.is_multiple_of(PIECE) || wgmma.shared() > device.context.shared_of_block {
             return false;

@@ -2,16 +2,20 @@
 //! rows, `expert_matmul_packed_wgmma.cu` for those of many on Hopper, `expert_matmul_packed_plain.cu` for every type
 //! and shape.
 
-use kernels::ops::DType;
+use cudarc::driver::sys::CUdeviceptr;
+use kernels::ops::{DType, InputRounding};
 
+use crate::gemm::matmul_packed;
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::groups::OUTPUTS;
 use crate::moe::experts::{Call, ExpertShape, Keep};
+use crate::moe::experts_codes::{self, Codes};
 use crate::moe::routing::Chosen;
+use crate::runtime::activations::View;
 use crate::runtime::arch::Arch;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
-use crate::weights::packed::{CHUNK, Kind, LEAST_GROUP, Packed, TILE};
+use crate::weights::packed::{CHUNK, Code, Kind, LEAST_GROUP, Packed, TILE};
 use crate::weights::{Staging, Weights};
 
 /// What rows of inputs and outputs must be a multiple of: elements of 16 bytes.
@@ -33,6 +37,10 @@ pub(crate) struct PackedExperts {
     compute: DType,
     /// Columns of each.
     cols: usize,
+    /// How inputs are rounded.
+    pub(crate) input: InputRounding,
+    /// Whether the rows of each tile share their scales.
+    tiles_share: bool,
 }
 
 impl PackedExperts {
@@ -40,10 +48,28 @@ impl PackedExperts {
     pub(crate) fn load(device: &mut Device, staging: &mut Staging, members: &[&Weights]) -> Option<Self> {
         let packed: Vec<&Packed> = members.iter().map(|member| member.packed.as_ref()).collect::<Option<_>>()?;
         let first = packed.first()?;
-        assert!(packed.iter().all(|packed| packed.kind == first.kind), "experts of one layer differ in format");
+        let format = |packed: &Packed| (packed.kind, packed.input);
+        assert!(packed.iter().all(|packed| format(packed) == format(first)), "experts of one layer differ in format");
         let bytes: Vec<u8> = packed.iter().flat_map(|packed| packed.argument().bytes()).collect();
         let (compute, cols) = (members[0].compute, members[0].cols);
-        Some(Self { kind: first.kind, arguments: staging.load(device, &bytes)?, compute, cols })
+        let tiles_share = packed.iter().all(|packed| packed.tiles_share);
+        let arguments = staging.load(device, &bytes)?;
+        Some(Self { kind: first.kind, arguments, compute, cols, input: first.input, tiles_share })
+    }
+
+    /// Whether products of many rows may be ones of codes with codes.
+    pub(crate) fn has_code_blocks(&self) -> bool {
+        let group = if self.kind.group == 0 { self.cols } else { self.kind.group };
+        self.input == experts_codes::ROUNDING
+            && self.kind.code == Code::E4m3
+            && group == experts_codes::GROUP
+            && self.cols.is_multiple_of(group)
+            && self.tiles_share
+    }
+
+    /// Where each lies, on the device.
+    pub(crate) fn arguments(&self) -> CUdeviceptr {
+        self.arguments.ptr
     }
 
     /// What steps are likely to need.
@@ -52,8 +78,11 @@ impl PackedExperts {
         let is_short = arch >= LOWEST && dtype.size() == 2;
         let skinny = [HALF, 2 * HALF, 4 * HALF].into_iter().filter_map(move |rows| Skinny::of(rows, cols));
         let skinny = skinny.map(move |skinny| skinny.special(kind, dtype, keep));
-        let wgmma = Wgmma::ALL.into_iter().filter(move |_| arch == HOPPER);
-        skinny.chain(wgmma.map(move |wgmma| wgmma.special(kind, dtype, keep))).filter(move |_| is_short)
+        let has_codes = self.has_code_blocks();
+        let codes = Codes::ALL.into_iter().filter(move |_| has_codes).map(move |codes| codes.special(dtype, keep));
+        let wgmma =
+            Wgmma::ALL.into_iter().filter(move |_| !has_codes).map(move |wgmma| wgmma.special(kind, dtype, keep));
+        skinny.chain(codes.chain(wgmma).filter(move |_| arch == HOPPER)).filter(move |_| is_short)
     }
 }
 
@@ -119,6 +148,10 @@ impl Wgmma {
 /// Queues the products; false, and nothing happens, where they cannot be gated at once.
 pub(crate) fn run(device: &mut Device, call: &Call<'_>, experts: &PackedExperts, shape: ExpertShape) -> bool {
     let chosen = call.choices.chosen();
+    if call.codes_wgmma(device, experts, chosen, shape) {
+        return true;
+    }
+    let call = &Call { x: input(device, call, experts), ..*call };
     if call.takes_tensor_cores(device, experts)
         && (call.packed_wgmma(device, experts, chosen, shape) || call.packed_skinny(device, experts, chosen, shape))
     {
@@ -135,8 +168,18 @@ pub(crate) fn run(device: &mut Device, call: &Call<'_>, experts: &PackedExperts,
     true
 }
 
+/// The input of a product of numbers, rounded where it is to be.
+fn input(device: &mut Device, call: &Call<'_>, experts: &PackedExperts) -> View {
+    if !call.rounds_numbers(experts) {
+        return call.x;
+    }
+    let to = View { ptr: call.room, ..call.x };
+    matmul_packed::round(device, experts.input, call.x, to);
+    to
+}
+
 impl Call<'_> {
-    fn takes_tensor_cores(&self, device: &Device, experts: &PackedExperts) -> bool {
+    pub(crate) fn takes_tensor_cores(&self, device: &Device, experts: &PackedExperts) -> bool {
         let Self { x, group, keep, out, .. } = self;
         device.context.arch >= LOWEST
             && x.dtype.size() == 2
@@ -148,7 +191,7 @@ impl Call<'_> {
 
     /// Queues the kernel for tiles of few rows; false where it is not for these.
     fn packed_skinny(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, group, bias, choices, keep, out } = self;
+        let Self { x, group, bias, choices, keep, out, .. } = self;
         let Some(skinny) = Skinny::of(choices.tile_rows, group.k) else { return false };
         let grid = [choices.most_tiles(), out.width.div_ceil(TILE * Skinny::TILES / keep.columns())];
         let launch = Shape { grid, block: 32 * skinny.warps, shared: 0 };
@@ -158,7 +201,7 @@ impl Call<'_> {
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.
     fn packed_wgmma(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
-        let Self { x, group, bias, choices, keep, out } = self;
+        let Self { x, group, bias, choices, keep, out, .. } = self;
         let Some(wgmma) = Wgmma::of(choices.tile_rows) else { return false };
         if device.context.arch != HOPPER
             || !group.n.is_multiple_of(PIECE)

@@ -11,6 +11,7 @@ use kernels::ops::{
 };
 
 use crate::jit::layouts::twin;
+use crate::moe::experts_codes;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Staging;
@@ -75,13 +76,19 @@ impl Kind {
         }
     }
 
-    /// Whether experts of this format can be: their products neither put inputs into another order nor round them.
+    /// Whether experts of this format can be: their products do not put inputs into another order, and round them only
+    /// in one way.
     pub(crate) fn takes_experts(format: WeightFormat) -> bool {
         let in_order = match format {
             WeightFormat::Grouped(GroupedFormat { order, .. }) => order == ColumnOrder::InOrder,
             WeightFormat::Plain(_) | WeightFormat::ScaledE4m3 { .. } | WeightFormat::Blocks(_) => true,
         };
-        in_order && format.input() == InputRounding::None && Self::takes(format)
+        in_order && Self::takes(format) && (format.input() == InputRounding::None || Self::rounds_experts(format))
+    }
+
+    /// Whether they are rounded so.
+    fn rounds_experts(format: WeightFormat) -> bool {
+        matches!(format, WeightFormat::ScaledE4m3 { input, .. } if input == experts_codes::ROUNDING)
     }
 
     fn of_grouped(format: &GroupedFormat, cols: usize) -> Self {
@@ -203,6 +210,8 @@ pub(crate) struct Packed {
     pub(crate) columns: Option<Arc<Memory>>,
     /// How inputs are rounded first.
     pub(crate) input: InputRounding,
+    /// Whether rows of a tile share their scales.
+    pub(crate) tiles_share: bool,
 }
 
 /// `struct PackedWeights` of packed.cuh.
@@ -280,7 +289,7 @@ impl Packed {
         let columns = if columns.is_empty() { None } else { Some(packing.columns(columns)?) };
         let [zeros, levels, columns] = [zeros, levels, columns].map(|memory| memory.map(Arc::new));
         let (codes, scales) = (Arc::new(codes), Arc::new(scales));
-        Some(Self { kind, rows, cols, codes, scales, zeros, levels, columns, input: format.input })
+        Some(Self { kind, rows, cols, codes, scales, zeros, levels, columns, input: format.input, tiles_share: false })
     }
 
     /// GGUF's blocks, as integers with scales and offsets.
@@ -296,7 +305,8 @@ impl Packed {
             Zeros::Middle | Zeros::Points => None,
         };
         let input = InputRounding::None;
-        Some(Self { kind, rows, cols, codes, scales, zeros, levels: None, columns: None, input })
+        let tiles_share = false;
+        Some(Self { kind, rows, cols, codes, scales, zeros, levels: None, columns: None, input, tiles_share })
     }
 
     /// 8-bit floats.
@@ -313,14 +323,16 @@ impl Packed {
             let Encoding::Scaled(ScaledCodes { scales, scale_rows, .. }) = piece.encoding else { return None };
             let first = (values.len() / size_of::<f32>() / kind.groups(cols)) as u32;
             values.extend(scales.iter().flat_map(|scale| scale.to_ne_bytes()));
-            lines.extend(scale_rows.iter().flat_map(|row| (first + row).to_ne_bytes()));
+            lines.extend(scale_rows.iter().map(|row| first + row));
         }
+        let tiles_share = lines.chunks(TILE).all(|tile| tile.iter().all(|line| line == &tile[0]));
+        let lines: Vec<u8> = lines.into_iter().flat_map(u32::to_ne_bytes).collect();
         let mut packing = Packing { device, staging, kind, rows, cols };
         let codes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();
         let codes = packing.codes(&codes)?;
         let scales = packing.shared_scales(&values, &lines)?;
         let (codes, scales) = (Arc::new(codes), Arc::new(scales));
-        Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input })
+        Some(Self { kind, rows, cols, codes, scales, zeros: None, levels: None, columns: None, input, tiles_share })
     }
 
     /// See [`Kind::both_codes`].

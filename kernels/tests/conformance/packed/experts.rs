@@ -4,6 +4,7 @@
 use super::{E2M1, FORMAT as INT4, Stored};
 use crate::moe::{Layer, gated, unbalanced};
 use crate::rounded::step;
+use crate::scaled::rounded;
 use crate::{backends, begin_rows, check, filled_in};
 use kernels::decode::decode;
 use kernels::ops::{
@@ -23,24 +24,89 @@ const LAYERS: [((usize, usize), usize, usize); 8] = [
     ((160, 72), 3, 700),
 ];
 
+/// The same for weights in blocks.
+const LAYERS_IN_BLOCKS: [((usize, usize), usize, usize); 8] = [
+    ((144, 256), 4, 1),
+    ((64, 128), 8, 30),
+    ((288, 384), 5, 70),
+    ((336, 128), 5, 90),
+    ((512, 640), 4, 150),
+    ((160, 1152), 4, 300),
+    ((288, 256), 3, 700),
+    ((272, 200), 3, 300),
+];
+
+/// What is stored.
+#[derive(Clone, Copy)]
+enum Format {
+    Grouped(GroupedFormat),
+    /// 8-bit floats with a scale a row.
+    Rows,
+    /// The same with a scale for blocks of so many rows and 128 columns, for inputs that are rounded alike.
+    Blocks(usize),
+}
+
+impl Format {
+    fn stored(self) -> WeightFormat {
+        match self {
+            Self::Grouped(format) => WeightFormat::Grouped(format),
+            Self::Rows => WeightFormat::ScaledE4m3 { scale_cols: ALL_COLUMNS, input: InputRounding::None },
+            Self::Blocks(_) => {
+                WeightFormat::ScaledE4m3 { scale_cols: 128, input: InputRounding::Dynamic { cols: 128 } }
+            }
+        }
+    }
+
+    fn layers(self) -> [((usize, usize), usize, usize); 8] {
+        if let Self::Blocks(_) = self { LAYERS_IN_BLOCKS } else { LAYERS }
+    }
+
+    /// Rows of a layer as a device multiplies them, which may leave those of 16 bits as they are where experts have
+    /// few.
+    fn multiplied(self, backend: &dyn Backend, layer: &Layer, dtype: DType) -> Layer {
+        const FEW: usize = 24;
+        let (rows, [_, k], format) = (layer.rows(), layer.shape(), self.stored());
+        let gains = dtype != DType::F32 && backend.gains_by_rounding(format, MatrixUse::Experts, k, dtype);
+        let leaves = gains && rows * 2 / layer.experts() <= FEW;
+        layer.with_x(rounded(layer.x(), k, if leaves { InputRounding::None } else { format.input() }))
+    }
+}
+
 /// Experts as they are stored.
 enum Experts {
     Grouped(Vec<Stored>),
-    /// 8-bit floats with a scale a row.
-    Scaled(Vec<Stored>, Vec<f32>, Vec<u32>),
+    Scaled(ScaledExperts),
+}
+
+/// 8-bit floats, whose scales lie in the same way in each expert.
+struct ScaledExperts {
+    stored: Vec<Stored>,
+    scales: Vec<f32>,
+    scale_rows: Vec<u32>,
+    scale_cols: usize,
+    input: InputRounding,
 }
 
 impl Experts {
-    fn new(layer: &Layer, format: Option<GroupedFormat>) -> Self {
+    fn new(layer: &Layer, format: Format) -> Self {
         let [n, k] = layer.shape();
         let bytes = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, ..INT4 };
         // Each expert's matrix is a part of a larger one: they differ.
         let stored = |format| (0..layer.experts()).map(|_| Stored::new([n * layer.experts(), k], format)).collect();
+        let scaled = |each: usize, scale_cols, input| {
+            let scales = n.div_ceil(each) * k.div_ceil(scale_cols);
+            Self::Scaled(ScaledExperts {
+                stored: stored(bytes),
+                scales: (0..scales).map(|at| (at % 7 + 1) as f32 / 512.0).collect(),
+                scale_rows: (0..n).map(|row| (row / each) as u32).collect(),
+                scale_cols,
+                input,
+            })
+        };
         match format {
-            Some(format) => Self::Grouped(stored(format)),
-            None => Self::Scaled(stored(bytes), (0..n).map(|row| (row % 7 + 1) as f32 / 512.0).collect(), {
-                (0..n as u32).collect()
-            }),
+            Format::Grouped(format) => Self::Grouped(stored(format)),
+            Format::Rows => scaled(1, ALL_COLUMNS, InputRounding::None),
+            Format::Blocks(each) => scaled(each, 128, format.stored().input()),
         }
     }
 
@@ -48,11 +114,10 @@ impl Experts {
         let rows = expert * n..(expert + 1) * n;
         match self {
             Self::Grouped(stored) => stored[expert].piece(rows),
-            Self::Scaled(stored, scales, scale_rows) => {
+            Self::Scaled(ScaledExperts { stored, scales, scale_rows, scale_cols, input }) => {
                 // None of them NaN.
                 codes.extend(stored[expert].piece(rows).bytes().iter().map(|code| code & 0xb7));
-                let input = InputRounding::None;
-                let codes = ScaledCodes { codes, scales, scale_rows, scale_cols: ALL_COLUMNS, input };
+                let codes = ScaledCodes { codes, scales, scale_rows, scale_cols: *scale_cols, input: *input };
                 HostMatrix { rows: n, cols: k, encoding: Encoding::Scaled(codes) }
             }
         }
@@ -79,21 +144,18 @@ impl Experts {
     }
 }
 
-fn check_format(format: Option<GroupedFormat>) {
-    let stored = format.map_or(
-        WeightFormat::ScaledE4m3 { scale_cols: ALL_COLUMNS, input: InputRounding::None },
-        WeightFormat::Grouped,
-    );
+fn check_format(format: Format) {
     let mut backends = backends();
-    backends.retain(|backend| backend.multiplies(stored, MatrixUse::Experts));
-    for (shape, experts, rows) in LAYERS {
+    backends.retain(|backend| backend.multiplies(format.stored(), MatrixUse::Experts));
+    for (shape, experts, rows) in format.layers() {
         for dtype in [DType::Bf16, DType::F16, DType::F32] {
             let mut layer = unbalanced(shape, experts, rows, dtype);
             let packed = Experts::new(&layer, format);
             layer.set_values(packed.values(&layer));
             for backend in &mut backends {
-                check_products(&mut **backend, &layer, &packed, dtype);
-                check_gates(&mut **backend, &layer, &packed, dtype);
+                let want = format.multiplied(&**backend, &layer, dtype);
+                check_products(&mut **backend, [&layer, &want], &packed, dtype);
+                check_gates(&mut **backend, [&layer, &want], &packed, dtype);
             }
         }
     }
@@ -104,8 +166,8 @@ fn relative(dtype: DType) -> f64 {
     if dtype == DType::F32 { 1e-5 } else { 4.5 * step(DType::Bf16) }
 }
 
-fn check_products(backend: &mut dyn Backend, layer: &Layer, packed: &Experts, dtype: DType) {
-    let (want, sizes, rows) = (layer.products(layer.rows()).concat(), layer.sizes().concat(), layer.rows());
+fn check_products(backend: &mut dyn Backend, [layer, multiplied]: [&Layer; 2], packed: &Experts, dtype: DType) {
+    let (want, sizes, rows) = (multiplied.products(layer.rows()).concat(), layer.sizes().concat(), layer.rows());
     let (group, choice) = (packed.load(backend, layer, dtype), layer.choose(backend, 0..rows));
     let bias = backend.load_vector(layer.bias());
     let [n, k] = layer.shape();
@@ -119,9 +181,9 @@ fn check_products(backend: &mut dyn Backend, layer: &Layer, packed: &Experts, dt
     }
 }
 
-fn check_gates(backend: &mut dyn Backend, layer: &Layer, packed: &Experts, dtype: DType) {
+fn check_gates(backend: &mut dyn Backend, [layer, multiplied]: [&Layer; 2], packed: &Experts, dtype: DType) {
     let ([n, k], rows) = (layer.shape(), layer.rows());
-    let (products, sizes) = (layer.products(rows), layer.sizes());
+    let (products, sizes) = (multiplied.products(rows), layer.sizes());
     let pairs = |rows: &[Vec<f64>]| -> Vec<(f64, f64)> {
         rows.iter().flat_map(|row| row[..n / 2].iter().copied().zip(row[n / 2..].iter().copied())).collect()
     };
@@ -141,31 +203,45 @@ fn check_gates(backend: &mut dyn Backend, layer: &Layer, packed: &Experts, dtype
 
 #[test]
 fn codes_of_4_bits() {
-    check_format(Some(INT4));
+    check_format(Format::Grouped(INT4));
     let levels = Levels::Integers(Zeros::Stored);
-    check_format(Some(GroupedFormat { group: 32, levels, ..INT4 }));
+    check_format(Format::Grouped(GroupedFormat { group: 32, levels, ..INT4 }));
 }
 
 #[test]
 fn levels_of_4_bits() {
     let levels = Levels::Shared(std::array::from_fn(|level| (level as f32 - 7.3).powi(3) / 300.0));
-    check_format(Some(GroupedFormat { group: 64, scales: DType::F32, levels, ..INT4 }));
+    check_format(Format::Grouped(GroupedFormat { group: 64, scales: DType::F32, levels, ..INT4 }));
 }
 
 /// MXFP4's numbers and groups, and NVFP4's.
 #[test]
 fn floats_of_4_bits() {
     let levels = Levels::Shared(E2M1);
-    check_format(Some(GroupedFormat { group: 32, scales: DType::Bf16, levels, ..INT4 }));
-    check_format(Some(GroupedFormat { group: 16, scales: DType::F32, levels, ..INT4 }));
+    check_format(Format::Grouped(GroupedFormat { group: 32, scales: DType::Bf16, levels, ..INT4 }));
+    check_format(Format::Grouped(GroupedFormat { group: 16, scales: DType::F32, levels, ..INT4 }));
 }
 
 #[test]
 fn codes_of_8_bits() {
-    check_format(Some(GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, scales: DType::F32, ..INT4 }));
+    check_format(Format::Grouped(GroupedFormat {
+        bits: CodeBits::Eight,
+        group: ALL_COLUMNS,
+        scales: DType::F32,
+        ..INT4
+    }));
 }
 
 #[test]
 fn floats_of_8_bits() {
-    check_format(None);
+    check_format(Format::Rows);
+}
+
+/// A device may multiply codes by codes where experts have many rows.
+#[test]
+fn blocks_of_8_bit_floats() {
+    check_format(Format::Blocks(128));
+    check_format(Format::Blocks(16));
+    // Rows of a tile have scales of their own.
+    check_format(Format::Blocks(1));
 }

@@ -6,7 +6,7 @@ use crate::{Random, check_same, filled, filled_in};
 use kernels::e4m3;
 use kernels::ops::{
     ALL_COLUMNS, Activation, Backend, CodeBits, DType, Encoding, Epilogue, GroupedFormat, HostMatrix, InputRounding,
-    Matrix, Norm, NormKind, ScaledCodes, WeightFormat,
+    Matrix, MatrixUse, Norm, NormKind, ScaledCodes, WeightFormat,
 };
 
 /// Columns of the residual stream, and of what is gated.
@@ -164,7 +164,7 @@ fn norms_and_gates_write_what_products_read() {
     for (number, format) in formats().into_iter().enumerate() {
         for mut device in devices(format) {
             let int8 = WeightFormat::Grouped(GroupedFormat { input: InputRounding::StaticInt8(0.03), ..INT8 });
-            let is_hopper = device.gains_by_rounding(int8, 256, DType::Bf16);
+            let is_hopper = device.gains_by_rounding(int8, MatrixUse::Linear, 256, DType::Bf16);
             for (index, shape) in SHAPES.into_iter().enumerate() {
                 for (turn, rows) in ROWS.into_iter().enumerate() {
                     // What codes of 8 bits and wide rows give is too large for f16.

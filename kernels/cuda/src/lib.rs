@@ -31,7 +31,7 @@ pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
-pub use options::{AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, WholeSteps};
+pub use options::{AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, SelectiveScan, WholeSteps};
 pub use runtime::arch::Arch;
 pub use runtime::libraries::{Folders, Surroundings};
 
@@ -52,6 +52,7 @@ use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::{Choices, ExpertStorage};
+use recurrent::selective_scan::Scans;
 use runtime::activations::{ActivationBuffers, View};
 use runtime::context::Memory;
 use runtime::device::Device;
@@ -111,6 +112,7 @@ pub struct CudaBackend {
     /// Whose step is under way, if it was begun padded.
     padded_for: Option<CaptureOwner>,
     whole_steps: WholeSteps,
+    scans: Scans,
 }
 
 // SAFETY: handles of the driver and of cuBLASLt may be used by any thread, one at a time; `&mut self` sees to that. The
@@ -157,6 +159,7 @@ impl CudaBackend {
             captured_logits: None,
             padded_for: None,
             whole_steps: options.whole_steps,
+            scans: Scans::new(options.scans),
         })
     }
 

@@ -20,7 +20,6 @@ use crate::layers::elementwise;
 use crate::layers::groups;
 use crate::layers::groups::{Group, HeadView};
 use crate::layers::lora::{Lora, LoraTarget};
-use crate::layers::norm;
 use crate::moe::experts;
 use crate::moe::experts_codes;
 use crate::moe::experts_packed::PackedExperts;
@@ -284,13 +283,11 @@ impl Ops for CudaBackend {
         let end = first_col + heads * dim;
         assert!(end <= x.width, "columns {first_col}..{end} of {}", x.width);
         let is_own = |vector: Vector| self.vectors[vector.0 as usize].len != dim;
-        if norm.weight.is_some_and(is_own) || norm.bias.is_some_and(is_own) {
-            self.append(Op::Opaque("own_head_norm"));
-            let params = self.norm_params(norm, heads * dim);
-            return norm::own_head_norm(&mut self.device, HeadNorm { x, first_col, heads, dim, params });
-        }
-        let params = self.norm_params(norm, dim);
-        self.append(Op::HeadNorm(HeadNorm { x, first_col, heads, dim, params }));
+        // Each head has its own parameters, or all share theirs.
+        let own = norm.weight.is_some_and(is_own) || norm.bias.is_some_and(is_own);
+        let (len, stride) = if own { (heads * dim, dim) } else { (dim, 0) };
+        let params = self.norm_params(norm, len);
+        self.append(Op::HeadNorm(HeadNorm { x, first_col, heads, dim, params, stride }));
     }
 
     fn matmul(&mut self, x: Act, w: Matrix, bias: Option<Vector>, epilogue: Epilogue, out: Act) {

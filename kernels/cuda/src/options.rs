@@ -24,6 +24,8 @@ pub struct CudaOptions {
     pub attention: AttentionBackend,
     /// When keys and values that sequences share are read once for all of them.
     pub cascade: CascadeAttention,
+    /// How Mamba 2's scan of prompts is done.
+    pub scans: SelectiveScan,
 }
 
 /// Which tactics GEMMs of many rows of 16 bits may have.
@@ -97,4 +99,14 @@ pub enum WholeSteps {
     Faster,
     /// Wherever it can be.
     Always,
+}
+
+/// How Mamba 2's scan of prompts is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SelectiveScan {
+    /// In chunks on tensor cores, where type and shape are for that.
+    #[default]
+    Chunked,
+    /// Row by row, as single rows are. For comparisons.
+    RowByRow,
 }

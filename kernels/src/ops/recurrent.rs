@@ -2,8 +2,9 @@
 //!
 //! All three walk a sequence's rows in order from the state that its last step left, and leave theirs. Where a
 //! sequence's part of a step starts at position 0, the state before it is zero, whatever lies there: so a slot needs no
-//! clearing between sequences. Every row's arithmetic is that of a step of one row, so cutting a sequence into chunks
-//! changes no bit.
+//! clearing between sequences. In f32 every row's arithmetic is that of a step of one row, so cutting a sequence into
+//! steps changes no bit. With 16 bits a backend may scan many rows of a sequence at once, to the accuracy of these;
+//! what else is in the batch changes no bit.
 
 use super::{Act, Vector};
 

@@ -1,14 +1,23 @@
 //! Operations with a state: against plain float64 recurrences, and the same bits however a sequence is cut.
 
-use super::{Random, backends, check_relative, check_same, filled};
-use kernels::ops::{Act, Activation, Backend, Batch, Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, Sequence};
+use super::rounded::step;
+use super::{Random, backends, check_relative, check_same, filled, filled_in, round};
+use kernels::ops::{
+    Act, Activation, Backend, Batch, Cols, Conv, DType, DeltaInput, DeltaRule, Norm, NormKind, Scan, ScanInput,
+    Sequence,
+};
+use std::ops::Range;
 
-const SLOTS: usize = 3;
+const SLOTS: usize = 10;
 /// Rows of each sequence; sequence `i` has slot `SLOTS - 1 - i`.
 const LENGTHS: [usize; 3] = [13, 1, 6];
 
 /// An operation on columns `0..input` of a step's rows.
 trait Operation {
+    /// What inputs and outputs may be rounded to.
+    fn precision(&self) -> DType {
+        DType::F32
+    }
     /// Columns of the input, and of the output.
     fn widths(&self) -> (usize, usize);
     /// Loads parameters and takes a state.
@@ -35,8 +44,8 @@ fn run(backend: &mut dyn Backend, operation: &dyn Operation, inputs: &[Vec<Vec<f
             values.extend(part.concat());
             first_row += part.len();
         }
-        let input = filled(backend, inputs[0][0].len(), &values);
-        let out = backend.new_act(first_row, width);
+        let input = filled_in(backend, inputs[0][0].len(), &values, operation.precision());
+        let out = backend.new_rounded_act(first_row, width, operation.precision());
         let tokens = vec![0; first_row];
         let parts: Vec<Sequence<'_>> = sequences.iter().map(|(_, sequence)| *sequence).collect();
         backend.begin(Batch { tokens: &tokens, positions: &tokens, sequences: &parts });
@@ -148,26 +157,33 @@ struct Selective {
     decay: Vec<f32>,
     skip: Vec<f32>,
     dt_bias: Option<Vec<f32>>,
+    dt_limit: (f32, f32),
+    precision: DType,
+    /// The column of x, the first of the input that is read; and columns of a row's end that are not.
+    first: usize,
+    rest: usize,
     loaded: Option<Scan>,
 }
 
 impl Selective {
-    /// First columns of x, dt, b and c in the input.
+    /// First columns of x, b, c and dt in the input.
     fn firsts(&self) -> [usize; 4] {
         let [heads, head_dim, groups, state_dim] = self.shape;
-        let x = 3;
-        let dt = x + heads * head_dim;
-        let b = dt + heads;
-        [x, dt, b, b + groups * state_dim]
+        let b = self.first + heads * head_dim;
+        [self.first, b, b + groups * state_dim, b + 2 * groups * state_dim]
     }
 }
 
 const DT_LIMIT: (f32, f32) = (0.3, 1.5);
 
 impl Operation for Selective {
+    fn precision(&self) -> DType {
+        self.precision
+    }
+
     fn widths(&self) -> (usize, usize) {
-        let [heads, head_dim, groups, state_dim] = self.shape;
-        (self.firsts()[3] + groups * state_dim, heads * head_dim)
+        let [heads, head_dim, ..] = self.shape;
+        (self.firsts()[3] + heads + self.rest, heads * head_dim)
     }
 
     fn load(&mut self, backend: &mut dyn Backend) {
@@ -180,33 +196,35 @@ impl Operation for Selective {
             decay: backend.load_vector(&self.decay),
             skip: backend.load_vector(&self.skip),
             dt_bias: self.dt_bias.as_ref().map(|bias| backend.load_vector(bias)),
-            dt_limit: DT_LIMIT,
+            dt_limit: self.dt_limit,
             state: backend.new_state(SLOTS, heads * head_dim * state_dim),
         });
     }
 
     fn run(&self, backend: &mut dyn Backend, act: Act, out: Act) {
-        let [x, dt, b, c] = self.firsts().map(|first| Cols { act, first });
+        let [x, b, c, dt] = self.firsts().map(|first| Cols { act, first });
         backend.selective_scan(ScanInput { x, dt, b, c }, self.loaded.expect("loaded"), out);
     }
 
     fn reference(&self, rows: &[Vec<f32>]) -> Vec<f64> {
         let [heads, head_dim, groups, state_dim] = self.shape;
-        let [x_at, dt_at, b_at, c_at] = self.firsts();
+        let [x_at, b_at, c_at, dt_at] = self.firsts();
         let mut state = vec![0.0; heads * head_dim * state_dim];
         let mut out = Vec::new();
         for row in rows.iter().map(|row| double(row)) {
             for head in 0..heads {
                 let bias = self.dt_bias.as_ref().map_or(0.0, |bias| f64::from(bias[head]));
-                let dt = softplus(row[dt_at + head] + bias).clamp(DT_LIMIT.0.into(), DT_LIMIT.1.into());
+                let (least, most) = self.dt_limit;
+                let dt = softplus(row[dt_at + head] + bias).clamp(least.into(), most.into());
+                let rates = self.decay.chunks(self.decay.len() / heads).nth(head).expect("a rate of each head");
+                let factors: Vec<f64> = rates.iter().map(|rate| (dt * f64::from(*rate)).exp()).collect();
                 let group = head / (heads / groups) * state_dim;
                 for channel in 0..head_dim {
                     let x = row[x_at + head * head_dim + channel];
                     let mut sum = f64::from(self.skip[head]) * x;
                     for n in 0..state_dim {
-                        let rate = self.decay[if self.decay.len() == heads { head } else { head * state_dim + n }];
                         let value = &mut state[(head * head_dim + channel) * state_dim + n];
-                        *value = (dt * f64::from(rate)).exp() * *value + dt * x * row[b_at + group + n];
+                        *value = factors[n % factors.len()] * *value + dt * x * row[b_at + group + n];
                         sum += *value * row[c_at + group + n];
                     }
                     out.push(sum);
@@ -231,11 +249,133 @@ fn selective_scans() {
         let decay = random.values(if each_value { heads * state_dim } else { heads });
         let decay = decay.iter().map(|x| -x.abs() - 0.1).collect();
         let (skip, bias) = (random.values(heads), random.values(heads));
-        check(
-            "selective_scan",
-            Selective { shape, decay, skip, dt_bias: with_bias.then_some(bias), loaded: None },
-            1e-4,
+        let dt_bias = with_bias.then_some(bias);
+        let (dt_limit, precision) = (DT_LIMIT, DType::F32);
+        let scan = Selective { shape, decay, skip, dt_bias, dt_limit, precision, first: 3, rest: 0, loaded: None };
+        check("selective_scan", scan, 1e-4);
+    }
+}
+
+/// Rows of sequences that a GPU may cut into spans, and of one beside them.
+const LONG: [usize; 3] = [2048, 130, 2500];
+/// Rows of sequences: beside the borders of chunks, of tiles in them, and of what is scanned in chunks at all.
+const PROMPTS: [usize; 9] = [1, 15, 16, 17, 63, 64, 65, 130, 200];
+
+/// A scan of 16-bit rows with one decay a head, from hardly any to all of a state in a row.
+fn rounded_scan(shape: [usize; 4], precision: DType, first: usize) -> Selective {
+    let heads = shape[0];
+    let mut random = Random(heads as u64 + shape[3] as u64);
+    let decay = [-0.02, -1.0, -60.0, -0.3, -1e5, 0.0];
+    let decay = decay.iter().cycle().take(heads).copied().collect();
+    let dt_bias = Some(random.values(heads));
+    // Rows of whole 16 bytes.
+    let rest = 8 - (heads + shape[2] * shape[3] * 2 + heads * shape[1] + first) % 8;
+    let dt_limit = if first == 0 { DT_LIMIT } else { (0.0, f32::INFINITY) };
+    let skip = random.values(heads);
+    Selective { shape, decay, skip, dt_bias, dt_limit, precision, first, rest, loaded: None }
+}
+
+/// Off by little of each head's size, and by less on average: what rounding the outputs and each factor of a product
+/// once gives.
+fn check_heads(what: &str, scan: &Selective, got: &[f32], want: &[f64]) {
+    let [heads, head_dim, ..] = scan.shape;
+    assert_eq!(got.len(), want.len(), "{what}: number of elements");
+    for head in 0..heads {
+        let of_head = |index: &usize| index / head_dim % heads == head;
+        let each: Vec<(f64, f64)> =
+            (0..got.len()).filter(of_head).map(|index| (f64::from(got[index]) - want[index], want[index])).collect();
+        let mean =
+            |square: &dyn Fn(&(f64, f64)) -> f64| (each.iter().map(square).sum::<f64>() / each.len() as f64).sqrt();
+        let (error, size) = (mean(&|(error, _)| error * error), mean(&|(_, want)| want * want) + 0.05);
+        assert!(error <= 2.0 * step(scan.precision) * size, "{what}, head {head}: off by {error:e} of {size:e}");
+        for (index, (error, want)) in each.iter().enumerate() {
+            let most = 6.0 * step(scan.precision) * (size + want.abs());
+            assert!(error.abs() <= most, "{what}, element {index} of head {head}: off by {error:e} of {want:e}");
+        }
+    }
+}
+
+/// Prompts at once, in steps that keep states over several chunks, and row by row: always near the reference. Company
+/// changes no bit.
+fn check_rounded_scan(shape: [usize; 4], precision: DType, first: usize) {
+    check_prompts(&mut rounded_scan(shape, precision, first), &PROMPTS, &[usize::MAX, 80, 33, 1], &[2..5, 6..9]);
+}
+
+/// The same with other rows, in such steps, and with some of the sequences alone.
+fn check_prompts(scan: &mut Selective, prompts: &[usize], steps: &[usize], alone: &[Range<usize>]) {
+    let (shape, precision) = (scan.shape, scan.precision);
+    for mut backend in backends() {
+        scan.load(&mut *backend);
+        let (width, _) = scan.widths();
+        let mut random = Random(7);
+        let mut row = || -> Vec<f32> { random.values(width).into_iter().map(|x| round(x, precision)).collect() };
+        let inputs: Vec<Vec<Vec<f32>>> = prompts.iter().map(|&rows| (0..rows).map(|_| row()).collect()).collect();
+        let wanted: Vec<Vec<f64>> = inputs.iter().map(|rows| scan.reference(rows)).collect();
+        for &chunk in steps {
+            let what = format!("{} scan of {shape:?} in {precision:?}, {chunk} rows a step", backend.describe());
+            let together = run(&mut *backend, scan, &inputs, chunk);
+            for (got, want) in together.iter().zip(&wanted) {
+                check_heads(&format!("{what}, of {}", want.len() / scan.widths().1), scan, got, want);
+            }
+            for some in alone {
+                let apart = run(&mut *backend, scan, &inputs[some.clone()], chunk);
+                apart.iter().zip(&together[some.clone()]).for_each(|(got, want)| check_same(&what, got, want));
+            }
+        }
+    }
+}
+
+#[test]
+fn scans_of_prompts_in_bf16() {
+    for shape in [[6, 64, 1, 128], [4, 64, 2, 64], [2, 32, 2, 128], [2, 16, 1, 16], [1, 128, 1, 48], [1, 64, 1, 256]] {
+        check_rounded_scan(shape, DType::Bf16, 8);
+    }
+    check_rounded_scan([3, 64, 3, 128], DType::Bf16, 0);
+}
+
+#[test]
+fn scans_of_prompts_in_f16() {
+    for shape in [[6, 64, 2, 128], [2, 32, 1, 96], [1, 128, 1, 256]] {
+        check_rounded_scan(shape, DType::F16, 8);
+    }
+    check_rounded_scan([3, 64, 1, 128], DType::F16, 0);
+}
+
+/// Prompts in spans that blocks scan side by side, then in steps that are cut as well and begin with a kept state.
+#[test]
+fn scans_of_prompts_in_spans() {
+    for (shape, precision) in [([3, 64, 1, 128], DType::Bf16), ([2, 16, 1, 32], DType::F16)] {
+        check_prompts(
+            &mut rounded_scan(shape, precision, 8),
+            &LONG,
+            &[usize::MAX, 2048],
+            std::slice::from_ref(&(2..3)),
         );
+    }
+}
+
+/// Shapes and places that no tiles of a chunk fit.
+#[test]
+fn scans_of_prompts_of_odd_shapes() {
+    for (shape, first) in [([2, 80, 1, 128], 8), ([3, 24, 1, 40], 8), ([2, 64, 1, 100], 8), ([2, 64, 1, 128], 3)] {
+        check_rounded_scan(shape, DType::Bf16, first);
+    }
+}
+
+/// What is left of a slot's last sequence is nothing to a prompt that begins, however it decays.
+#[test]
+fn scans_begin_with_nothing() {
+    for mut backend in backends() {
+        let mut scan = rounded_scan([3, 64, 1, 128], DType::Bf16, 8);
+        scan.load(&mut *backend);
+        let (width, _) = scan.widths();
+        let mut random = Random(3);
+        let rows: Vec<Vec<f32>> = (0..70).map(|_| random.values(width)).collect();
+        let huge: Vec<Vec<f32>> = rows.iter().map(|row| row.iter().map(|x| x * 1e15).collect()).collect();
+        let first = run(&mut *backend, &scan, std::slice::from_ref(&rows), usize::MAX);
+        run(&mut *backend, &scan, &[huge], usize::MAX);
+        let again = run(&mut *backend, &scan, &[rows], usize::MAX);
+        check_same("a scan in a slot that was used", &again[0], &first[0]);
     }
 }
 
@@ -342,6 +482,50 @@ fn gates_multiply_by_columns_of_another_buffer() {
                 let gates = gates.chunks(first + width + 1).flat_map(|row| row[first..first + width].to_vec());
                 let want: Vec<f64> = gates.zip(&x).map(|(gate, x)| f64::from(*x) * factor(gate.into())).collect();
                 check_relative("gate", backend.read(out), &want, 4e-6);
+            }
+        }
+    }
+}
+
+/// A backend may do both at once, where what is gated is rounded once less than one by one.
+#[test]
+fn norms_of_what_was_gated() {
+    const ROWS: usize = 3;
+    for mut backend in backends() {
+        let backend = &mut *backend;
+        for precision in [DType::F32, DType::Bf16, DType::F16] {
+            for (heads, dim, first) in [(1, 5120, 0), (8, 640, 8), (2, 7, 0), (4, 32, 3), (1, 10_240, 0)] {
+                let (width, gate_width) = (heads * dim, first + heads * dim + 4);
+                let mut random = Random(width as u64);
+                let [x, gates] = [width, gate_width].map(|width| {
+                    random.values(ROWS * width).into_iter().map(|x| round(x, precision)).collect::<Vec<f32>>()
+                });
+                let weights = random.values(width);
+                for own in [false, true] {
+                    let weight = &weights[..if own { width } else { dim }];
+                    let loaded = Some(backend.load_vector(weight));
+                    let norm = Norm { kind: NormKind::Rms, weight: loaded, bias: None, eps: 1e-5 };
+                    let act = filled_in(backend, gate_width, &gates, precision);
+                    let out = filled_in(backend, width, &x, precision);
+                    backend.gate(out, Cols { act, first }, Activation::Silu);
+                    backend.head_norm(out, 0, heads, dim, norm);
+                    let mut want = Vec::new();
+                    for (x, gates) in x.chunks(width).zip(gates.chunks(gate_width)) {
+                        let gated = x.iter().zip(&gates[first..]).map(|(x, gate)| {
+                            let gate = f64::from(*gate);
+                            f64::from(*x) * gate * sigmoid(gate)
+                        });
+                        for (head, gated) in gated.collect::<Vec<f64>>().chunks(dim).enumerate() {
+                            let square: f64 = gated.iter().map(|x| x * x).sum();
+                            let factor = (square / dim as f64 + 1e-5).sqrt().recip();
+                            let weight = weight.iter().cycle().skip(head * dim);
+                            want.extend(gated.iter().zip(weight).map(|(x, weight)| x * factor * f64::from(*weight)));
+                        }
+                    }
+                    let rounding = if precision == DType::F32 { 1e-5 } else { 5.0 * step(precision) };
+                    let what = format!("{} gated norm of {heads} x {dim} in {precision:?}", backend.describe());
+                    check_relative(&what, backend.read(out), &want, rounding);
+                }
             }
         }
     }

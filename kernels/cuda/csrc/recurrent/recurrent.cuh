@@ -11,6 +11,9 @@ template <typename T> struct Columns {
 };
 SAME_LAYOUT(Columns<f32>, Columns);
 
+// Neighbours as they lie in memory, read and written at once.
+template <typename T, u32 COUNT> struct alignas(COUNT * sizeof(T)) Several { T x[COUNT]; };
+
 // A sequence's rows in this step.
 struct Rows {
     u32 first, count;

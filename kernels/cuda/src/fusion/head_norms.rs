@@ -33,7 +33,8 @@ pub(super) fn rule(list: &mut Vec<Op>, _: Option<&SplitNorm>) -> Verdict {
 fn are_of(q: &HeadNorm, k: &HeadNorm, rope: &Rope) -> bool {
     let heads = rope.heads;
     let covers = |norm: &HeadNorm, first_col: usize, count: usize| {
-        (norm.x.ptr, norm.first_col, norm.heads, norm.dim) == (rope.qkv.ptr, first_col, count, heads.dim)
+        let covered = (norm.x.ptr, norm.first_col, norm.heads, norm.dim) == (rope.qkv.ptr, first_col, count, heads.dim);
+        covered && norm.stride == 0
     };
     covers(q, 0, heads.q) && covers(k, heads.q * heads.dim, heads.kv)
 }
@@ -61,6 +62,7 @@ mod tests {
         unfused(&[K_NORM, Q_NORM, ROPE]);
         unfused(&[Q_NORM, changed(K_NORM, |norm| norm.heads -= 1), ROPE]);
         unfused(&[Q_NORM, changed(K_NORM, |norm| norm.dim /= 2), ROPE]);
+        unfused(&[Q_NORM, changed(K_NORM, |norm| norm.stride = norm.dim), ROPE]);
         unfused(&[Q_NORM, K_NORM, Q_NORM]);
     }
 

@@ -14,7 +14,7 @@ use crate::gemm::prepared::{InputForm, PreparedRows, gate_writes};
 use crate::gemm::product::{Gate, Product};
 use crate::gemm::table::Facts;
 use crate::layers::lora::Lora;
-use crate::layers::{elementwise, norm, norm_prepared};
+use crate::layers::{elementwise, gated_norm, norm, norm_prepared};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::{Vector, Weights};
@@ -90,6 +90,8 @@ impl CudaBackend {
                 norm::add_norm(&mut self.device, residual, delta, params, out);
             }
             Op::HeadNorm(norm) => norm::head_norm(&mut self.device, norm),
+            Op::Gate(gate) => gated_norm::gate(&mut self.device, gate),
+            Op::GatedNorm(gate, norm) => gated_norm::gated_norm(&mut self.device, gate, norm),
             Op::Gemm(gemm) => {
                 self.note_late(&gemm);
                 self.launch_gemm(&gemm);

@@ -27,6 +27,7 @@ pub(crate) enum Op {
     Norm(Norm),
     AddNorm(AddNorm),
     HeadNorm(HeadNorm),
+    Gate(ColumnGate),
     Gemm(Gemm),
     Gated(Gated),
     Rope(Rope),
@@ -48,6 +49,8 @@ pub(crate) enum Op {
     AllReduceAddNorm(AddNorm, DType),
     /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
     NormAddNorm(Norm, AddNorm),
+    /// A gate, and the norm of all that it gates.
+    GatedNorm(ColumnGate, HeadNorm),
     /// Rows that are also written as the product reads them that follows.
     Prepared(Maker, Gemm),
 }
@@ -86,6 +89,17 @@ pub(crate) struct HeadNorm {
     pub(crate) heads: usize,
     pub(crate) dim: usize,
     pub(crate) params: norm::Params,
+    /// From one head's parameters to the next one's; 0 where all share theirs.
+    pub(crate) stride: usize,
+}
+
+/// `x *= activation(gate)`, where a gate's row begins `width` elements after the one before, the first at `first`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct ColumnGate {
+    pub(crate) x: View,
+    pub(crate) first: CUdeviceptr,
+    pub(crate) width: usize,
+    pub(crate) activation: Activation,
 }
 
 /// `out = x w^T + bias`, or added to `out`.

@@ -3,7 +3,8 @@
 use super::op::{Op, Selected};
 use super::split_norm::{self, SplitNorm};
 use super::{
-    adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, head_norms, norm_add_norm, prepared_rows, rounded_part,
+    adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, gated_norm, head_norms, norm_add_norm, prepared_rows,
+    rounded_part,
 };
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -29,11 +30,12 @@ pub(super) fn rewrite(list: &mut Vec<Op>, count: usize, to: Op) -> Verdict {
 type Rule = fn(&mut Vec<Op>, Option<&SplitNorm>) -> Verdict;
 
 /// All rules. The last one may go on with what another one has made.
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     adapted_gemm::rule,
     add_norm::rule,
     all_reduce_add_norm::rule,
     gated_gemm::rule,
+    gated_norm::rule,
     head_norms::rule,
     norm_add_norm::rule,
     rounded_part::rule,

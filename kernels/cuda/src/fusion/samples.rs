@@ -64,7 +64,7 @@ pub(crate) const ADD_NORM: Op = Op::AddNorm(AddNorm { residual: X, delta: DELTA,
 pub(crate) const SPLIT: SplitNorm = SplitNorm { residual: X, params: NORM, out: NORMED };
 
 const fn head_norm(first_col: usize, heads: usize) -> Op {
-    Op::HeadNorm(HeadNorm { x: QKV, first_col, heads, dim: HEADS.dim, params: NORM })
+    Op::HeadNorm(HeadNorm { x: QKV, first_col, heads, dim: HEADS.dim, params: NORM, stride: 0 })
 }
 pub(crate) const Q_NORM: Op = head_norm(0, HEADS.q);
 pub(crate) const K_NORM: Op = head_norm(HEADS.q * HEADS.dim, HEADS.kv);

@@ -63,6 +63,7 @@ const LAYOUTS: &[Layout] = &[
     <sampling::layout::Details as Twin>::LAYOUT,
     <layers::expert_lora::ExpertAdapters as Twin>::LAYOUT,
     <moe::experts::ExpertShape as Twin>::LAYOUT,
+    <layers::gated_norm::Gate as Twin>::LAYOUT,
     <gemm::product::GemmShape as Twin>::LAYOUT,
     <layers::groups::Columns as Twin>::LAYOUT,
     <fusion::head_norms::QkNorms as Twin>::LAYOUT,
@@ -81,8 +82,9 @@ const LAYOUTS: &[Layout] = &[
     <recurrent::Rule as Twin>::LAYOUT,
     <sampling::layout::Params as Twin>::LAYOUT,
     <sampling::layout::Row as Twin>::LAYOUT,
-    <recurrent::Scan as Twin>::LAYOUT,
+    <recurrent::selective_scan::Scan as Twin>::LAYOUT,
     <attention::attention_decode::Shares as Twin>::LAYOUT,
+    <recurrent::scan_chunks::Spans as Twin>::LAYOUT,
     <whole_step::Step as Twin>::LAYOUT,
     <sampling::Tables as Twin>::LAYOUT,
 ];

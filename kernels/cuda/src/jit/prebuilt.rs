@@ -18,6 +18,7 @@ use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::lora_mma;
 use crate::layers::norm_prepared;
 use crate::moe::experts;
+use crate::recurrent::scan_chunks;
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 use crate::whole_step;
@@ -92,6 +93,7 @@ fn usual(arch: Arch) -> Vec<Special> {
         .chain(decode)
         .chain(cascade)
         .chain(prefill)
+        .chain(scan_chunks::usual(dtype))
         .chain(hopper.filter(|_| arch == HOPPER))
         .chain(whole_step::usual(arch))
         .collect();

@@ -64,7 +64,7 @@ impl Need {
             Self::Adapters => &["expert_lora", "lora", "saved"],
             Self::Experts => &["expert_matmul", "expert_matmul_packed_plain"],
             Self::PackedWeights => &["prepare_input", "matmul_packed_plain", "unpack"],
-            Self::RecurrentStates => &["delta_rule", "causal_conv", "selective_scan"],
+            Self::RecurrentStates => &["delta_rule", "causal_conv", "gated_norm", "selective_scan"],
         }
     }
 
@@ -126,6 +126,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gate" in "layers"
     "gate_rows" in "layers"
     "gated" in "layers"
+    "gated_norm" in "layers"
     "gather" in "layers"
     "head_matmul" in "layers"
     "lora" in "layers"
@@ -175,6 +176,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "norm_prepared" in "layers"
     "ranks_sum" in "comm"
     "ranks_sum_add_norm" in "comm"
+    "selective_scan_chunks" in "recurrent"
     "whole_step" in "whole_step"
 };
 
@@ -227,6 +229,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
     ("sample.cuh", include_str!("../../csrc/sampling/sample.cuh")),
     ("sample_rank.cuh", include_str!("../../csrc/sampling/sample_rank.cuh")),
+    ("scan.cuh", include_str!("../../csrc/recurrent/scan.cuh")),
     ("simt_tile.cuh", include_str!("../../csrc/gemm/simt_tile.cuh")),
     ("skinny.cuh", include_str!("../../csrc/gemm/skinny.cuh")),
     ("split_norm.cuh", include_str!("../../csrc/fusion/split_norm.cuh")),
@@ -234,6 +237,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("step_attention.cuh", include_str!("../../csrc/whole_step/step_attention.cuh")),
     ("step_product.cuh", include_str!("../../csrc/whole_step/step_product.cuh")),
     ("stream.cuh", include_str!("../../csrc/whole_step/stream.cuh")),
+    ("tf32.cuh", include_str!("../../csrc/recurrent/tf32.cuh")),
     ("two_shots.cuh", include_str!("../../csrc/comm/two_shots.cuh")),
     ("warp_dots.cuh", include_str!("../../csrc/gemm/warp_dots.cuh")),
 ];

@@ -8,7 +8,7 @@ use kernels::ops::Activation;
 
 /// `struct Activation` of kernels/cuda/csrc/include/activation.cuh.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Function {
     pub(crate) number: u32,
     pub(crate) limit: f32,

@@ -3,6 +3,7 @@
 pub(crate) mod adapter_groups;
 pub(crate) mod elementwise;
 pub(crate) mod expert_lora;
+pub(crate) mod gated_norm;
 pub(crate) mod groups;
 pub(crate) mod lora;
 pub(crate) mod lora_mma;

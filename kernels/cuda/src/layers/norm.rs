@@ -35,7 +35,7 @@ pub(crate) fn shape(rows: usize, width: usize) -> Shape {
 }
 
 /// One function or the other, by the width of a row.
-fn by_width(width: usize, usual: &'static str, wide: &'static str) -> &'static str {
+pub(crate) fn by_width(width: usize, usual: &'static str, wide: &'static str) -> &'static str {
     if width <= KEPT * MOST_THREADS { usual } else { wide }
 }
 
@@ -63,18 +63,9 @@ pub(crate) fn norm_add_norm(device: &mut Device, first: Params, sum: AddNorm) {
 
 /// Norm of `heads` heads of `dim` columns from `first_col` on, in place.
 pub(crate) fn head_norm(device: &mut Device, norm: HeadNorm) {
-    head_norm_by(device, norm, 0);
-}
-
-/// The same where each head has its own parameters: `[heads * dim]`.
-pub(crate) fn own_head_norm(device: &mut Device, norm: HeadNorm) {
-    head_norm_by(device, norm, norm.dim);
-}
-
-fn head_norm_by(device: &mut Device, norm: HeadNorm, stride: usize) {
     /// A warp for each.
     const HEADS_A_BLOCK: usize = 4;
-    let HeadNorm { x, first_col, heads, dim, params } = norm;
+    let HeadNorm { x, first_col, heads, dim, params, stride } = norm;
     let name = Name::in_file("norm", "head_norm", &[x.dtype]);
     let shape = Shape { grid: [x.rows, heads.div_ceil(HEADS_A_BLOCK)], block: 32 * HEADS_A_BLOCK, shared: 0 };
     let [first_col, heads, dim, width, stride] = [first_col, heads, dim, x.width, stride].map(|number| number as u32);

@@ -1,31 +1,27 @@
-//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`; and
-//! `gate.cu`.
+//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`.
+
+pub(crate) mod scan_chunks;
+pub(crate) mod selective_scan;
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::CudaBackend;
-use crate::fusion::op::Op;
+use crate::fusion::op::{ColumnGate, Op};
 use crate::jit::layouts::twin;
-use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{self, Act, Activation};
+use kernels::ops::{self, Act, Activation, DType};
+use selective_scan::{Places, ScanCall, ScanInput};
 
-/// Rows of a chunk of a convolution, and channels of a block.
+/// Rows of a chunk of a convolution, and the number that a row sees where a thread has four channels.
 const CHUNK: usize = 64;
-const CHANNELS: usize = 128;
-/// Values of a channel that a lane keeps at most; how many it should, for many lanes to work.
-const EACH: usize = 8;
-const EACH_SHOULD: usize = 4;
-/// Most lanes of a channel, and values that it remembers.
-const LANES: usize = 32;
-pub(crate) const STATE_DIM: usize = EACH * LANES;
+const FOURS_KERNEL: usize = 4;
 /// Columns of a state of the delta rule that a warp keeps, and the widest key.
 const COLUMNS: usize = 8;
 pub(crate) const KEY_DIM: usize = 256;
-/// Threads of a block of the scans.
+/// Threads of a block.
 const THREADS: usize = 128;
 
 /// One layer's states: `[slots, len]` f32.
@@ -75,6 +71,13 @@ pub(crate) struct Columns {
 
 twin!(Columns = "Columns" { first, width });
 
+impl Columns {
+    /// Whether rows begin at multiples of so many bytes.
+    fn is_aligned(&self, bytes: usize, dtype: DType) -> bool {
+        self.first.is_multiple_of(bytes as u64) && (self.width as usize * dtype.size()).is_multiple_of(bytes)
+    }
+}
+
 impl Cols {
     /// `count` columns of as many rows as `out` has, in its element type.
     fn columns(&self, count: usize, out: View) -> Columns {
@@ -123,86 +126,12 @@ pub(crate) fn causal_conv(
         channels: channels as u32,
         kernel: kernel as u32,
     };
-    let shape = Shape { grid: [channels.div_ceil(CHANNELS), batch.chunks(CHUNK)], block: CHANNELS, shared: 0 };
-    let name = Name::of("causal_conv", &[out.dtype]);
-    device.launch(name, shape, args![x.columns(channels, out), parameters, batch.pointers, out.ptr]);
-}
-
-/// What a scan reads.
-pub(crate) struct ScanInput {
-    pub(crate) x: Cols,
-    pub(crate) dt: Cols,
-    pub(crate) b: Cols,
-    pub(crate) c: Cols,
-}
-
-/// A scan with its vectors.
-pub(crate) struct ScanCall {
-    pub(crate) scan: ops::Scan,
-    pub(crate) decay: Values,
-    pub(crate) skip: Values,
-    pub(crate) dt_bias: Option<Values>,
-}
-
-/// `struct Scan` of selective_scan.cu.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Scan {
-    state: CUdeviceptr,
-    decay: CUdeviceptr,
-    skip: CUdeviceptr,
-    dt_bias: CUdeviceptr,
-    least_dt: f32,
-    most_dt: f32,
-    heads: u32,
-    head_dim: u32,
-    groups: u32,
-    state_dim: u32,
-    each_value: u32,
-    lanes: u32,
-}
-
-twin!(Scan = "Scan" {
-    state, decay, skip, dt_bias, least_dt, most_dt, heads, head_dim, groups, state_dim, each_value, lanes,
-});
-
-/// See [`ops::Scan`].
-pub(crate) fn selective_scan(
-    device: &mut Device,
-    input: ScanInput,
-    ScanCall { scan, decay, skip, dt_bias }: ScanCall,
-    states: &States,
-    batch: &Batch,
-    out: View,
-) {
-    let ops::Scan { heads, head_dim, groups, state_dim, dt_limit, .. } = scan;
-    scan.check([decay.len, skip.len], dt_bias.map(|bias| bias.len), states.len);
-    assert!(state_dim <= STATE_DIM, "{state_dim} values a channel");
-    let lanes = state_dim.div_ceil(EACH_SHOULD).next_power_of_two().min(LANES);
-    let parameters = Scan {
-        state: states.ptr(batch),
-        decay: decay.ptr,
-        skip: skip.ptr,
-        dt_bias: dt_bias.map_or(0, |bias| bias.ptr),
-        least_dt: dt_limit.0,
-        most_dt: dt_limit.1,
-        heads: heads as u32,
-        head_dim: head_dim as u32,
-        groups: groups as u32,
-        state_dim: state_dim as u32,
-        each_value: u32::from(decay.len != heads),
-        lanes: lanes as u32,
-    };
-    let columns = [
-        input.x.columns(heads * head_dim, out),
-        input.dt.columns(heads, out),
-        input.b.columns(groups * state_dim, out),
-        input.c.columns(groups * state_dim, out),
-    ];
-    let blocks = (heads * head_dim * lanes).div_ceil(THREADS);
-    let shape = Shape { grid: [blocks, batch.sequences()], block: THREADS, shared: 0 };
-    let name = Name::of("selective_scan", &[out.dtype]);
-    device.launch(name, shape, args![columns, parameters, batch.pointers, out.ptr]);
+    let x = x.columns(channels, out);
+    let fours = kernel == FOURS_KERNEL && channels.is_multiple_of(4) && x.is_aligned(4 * out.dtype.size(), out.dtype);
+    let (function, channels) = if fours { ("causal_conv_fours", channels / 4) } else { ("causal_conv", channels) };
+    let shape = Shape { grid: [channels.div_ceil(THREADS), batch.chunks(CHUNK)], block: THREADS, shared: 0 };
+    let name = Name::in_file("causal_conv", function, &[out.dtype]);
+    device.launch(name, shape, args![x, parameters, batch.pointers, out.ptr]);
 }
 
 /// What the delta rule reads.
@@ -266,21 +195,13 @@ pub(crate) fn delta_rule(
     device.launch(name, shape, args![columns, parameters, batch.pointers, out.ptr]);
 }
 
-/// `x *= activation(gate)`.
-pub(crate) fn gate(device: &mut Device, x: View, gate: Cols, activation: Activation) {
-    let gates = gate.columns(x.width, x);
-    let name = Name::of("gate", &[x.dtype]);
-    let (function, width) = (Function::from(activation), x.width as u32);
-    device.launch(name, Shape::rows(x.rows, x.width), args![x.ptr, gates.first, function, width, gates.width]);
-}
-
 /// Operations with a state, whose handles become addresses here.
 impl CudaBackend {
     pub(crate) fn gate_columns(&mut self, x: Act, gates: ops::Cols, activation: Activation) {
         assert_ne!(x, gates.act, "columns that gate themselves");
-        self.append(Op::Opaque("gate"));
-        let (x, gates) = (self.acts.view(x), self.cols(gates));
-        gate(&mut self.device, x, gates, activation);
+        let x = self.acts.view(x);
+        let Columns { first, width } = self.cols(gates).columns(x.width, x);
+        self.append(Op::Gate(ColumnGate { x, first, width: width as usize, activation }));
     }
 
     pub(crate) fn convolve(&mut self, x: ops::Cols, conv: ops::Conv, out: Act) {
@@ -306,7 +227,7 @@ impl CudaBackend {
         };
         let input = ScanInput { x: self.cols(x), dt: self.cols(dt), b: self.cols(b), c: self.cols(c) };
         let states = &self.states[scan.state.0 as usize];
-        selective_scan(&mut self.device, input, call, states, &self.batch, out);
+        self.scans.run(&mut self.device, input, call, Places { states, batch: &self.batch, out });
     }
 
     pub(crate) fn attend_linearly(&mut self, input: ops::DeltaInput, rule: ops::DeltaRule, out: Act) {

@@ -206,6 +206,11 @@ impl Batch {
         self.lengths.iter().filter(|length| **length > 1).map(|length| (length * group).div_ceil(size)).sum()
     }
 
+    /// How many sequences have `least` rows or more.
+    pub(crate) fn with_rows(&self, least: usize) -> usize {
+        self.lengths.iter().filter(|length| **length >= least).count()
+    }
+
     /// Makes room for steps of the usual sizes, so that addresses stay.
     pub(crate) fn prepare(&mut self, device: &mut Device, rows: usize, sequences: usize) {
         /// Blocks of a sequence.

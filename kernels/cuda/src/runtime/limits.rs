@@ -10,7 +10,7 @@ use kernels::ops::ShapeLimits;
 pub(crate) const LIMITS: ShapeLimits = ShapeLimits {
     head_dim: attention::MOST_DIM,
     v_head_dim: layer::MOST_V_DIM,
-    state_dim: recurrent::STATE_DIM,
+    state_dim: recurrent::selective_scan::STATE_DIM,
     key_dim: recurrent::KEY_DIM,
     experts: routing::MOST_EXPERTS,
     top_k: routing::MOST_TOP_K,

@@ -115,6 +115,7 @@ impl Planner {
             Op::Gemm(gemm) if gemm.epilogue == Epilogue::Store => self.gemm(&gemm, rest),
             Op::HeadNorm(_) | Op::Rope(_) => self.attention(ops),
             Op::Opaque(name) => Err(format!("one kernel has no {name}")),
+            Op::Gate(_) => Err("one kernel has no gate of columns".to_owned()),
             Op::AllReduce(..) => Err("one kernel has no all_reduce".to_owned()),
             Op::Lora(_) => Err("one kernel has no adapters".to_owned()),
             _ => Err(format!("nothing before prepares {op:?}")),
@@ -274,7 +275,7 @@ fn rotate(phase: &mut Phase, rope: &Rope, inv_freq: CUdeviceptr, dim: usize) -> 
 /// The norms of all queries and of all keys; none where there are none.
 fn head_norms(norms: &[Op], qkv: CUdeviceptr, heads: Heads) -> Result<Option<(norm::Params, norm::Params)>, String> {
     let covers = |op: &Op, first: usize, count: usize| match *op {
-        Op::HeadNorm(HeadNorm { x, first_col, heads: several, dim, params }) => {
+        Op::HeadNorm(HeadNorm { x, first_col, heads: several, dim, params, stride: 0 }) => {
             let same = (x.ptr, first_col, several, dim) == (qkv, first, count, heads.dim);
             same.then_some(params)
         }

@@ -9,7 +9,8 @@
 //! that are chosen, and once by these. `no-cascade`, after that:
 //! blocks that sequences share are read by each of them; without it, once wherever two share any.
 //!
-//! `sharded`, in place of a part: products of few outputs, in every tactic.
+//! `sharded`, in place of a part: products of few outputs, in every tactic; `scans`: what Mamba does between products,
+//! in chunks of rows and row by row.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
@@ -22,6 +23,7 @@ mod layer;
 mod many;
 mod mixture;
 mod packed;
+mod scans;
 mod sharded;
 
 use kernels::ops::*;
@@ -147,6 +149,9 @@ fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(
     }
     bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
     drop(bench);
+    if wanted("scans") {
+        scans::scans(rates, options)?;
+    }
     if wanted("sharded") { sharded::sharded(rates, options) } else { Ok(()) }
 }
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::path::Path;
 
-use kernels::ops::{Backend, DType, ExpectedAttention, Heads, KvDType, MatrixUse, ScoreMods};
+use kernels::ops::{Backend, DType, ExpectedAttention, ExpectedDeltaRule, Heads, KvDType, MatrixUse, ScoreMods};
 use model_files::Format;
 use model_spec::{
-    ClassesSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, ProjectionSpec, ScoredTokens,
-    TokenClasses,
+    ClassesSpec, DeltaSpec, HeadSpec, LayerSpec, LogitsSpec, MixerSpec, ModelSpec, Position, ProjectionSpec,
+    ScoredTokens, TokenClasses,
 };
 
 use crate::activations::Buffers;
@@ -425,6 +425,10 @@ fn expect(
                 let (q, dim) = (shard.part(latent.heads).len(), latent.rope_dim + latent.kv_rank);
                 (Heads { q, kv: 1, dim, v_dim: latent.kv_rank }, true, ScoreMods::default())
             }
+            MixerSpec::Delta(delta) => {
+                expect_delta_rule(device, options, delta, types.compute);
+                continue;
+            }
             _ => continue,
         };
         let ComputeTypes { compute, cache } = types;
@@ -434,6 +438,13 @@ fn expect(
         device.attention.extend(kernels);
     }
     Ok(())
+}
+
+/// The same of linear attention.
+fn expect_delta_rule(device: &mut Device, options: &LoadOptions, delta: &DeltaSpec, compute: DType) {
+    let DeltaSpec { value_heads, key_dim, value_dim, .. } = *delta;
+    let (value_heads, max_rows) = (device.shard.part(value_heads).len(), options.max_rows);
+    device.backend.expect_delta_rule(ExpectedDeltaRule { value_heads, key_dim, value_dim, compute, max_rows });
 }
 
 /// What rows are computed in, and keys and values kept in.

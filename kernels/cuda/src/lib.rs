@@ -5,7 +5,8 @@
 //! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the
 //! rows beside it. With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may
 //! change with its company; and from what was measured on this machine (`autotune`), so they may differ from another
-//! machine's. In a process the same rows are always multiplied in the same way once that is measured; a machine that
+//! machine's. Linear attention of 16-bit types takes a sequence's rows of a step in chunks where they are many, so how a
+//! prompt is cut into steps shows in its last bits there. In a process the same rows are always multiplied in the same way once that is measured; a machine that
 //! has never measured them may change the way once, between two steps.
 
 mod attention;
@@ -31,7 +32,9 @@ pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, Made};
 pub use jit::prebuilt::fill_cache;
-pub use options::{AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, SelectiveScan, WholeSteps};
+pub use options::{
+    AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, LinearAttention, SelectiveScan, WholeSteps,
+};
 pub use runtime::arch::Arch;
 pub use runtime::libraries::{Folders, Surroundings};
 
@@ -99,6 +102,8 @@ pub struct CudaBackend {
     vectors: Vec<weights::Vector>,
     caches: Vec<Kv>,
     states: Vec<recurrent::States>,
+    chunks: recurrent::delta_chunks::ChunkScratch,
+    linear_attention: LinearAttention,
     attention: Attention,
     /// Kernels that a first step needs, since they were ordered.
     first_needed: Vec<Special>,
@@ -150,6 +155,8 @@ impl CudaBackend {
             vectors: Vec::new(),
             caches: Vec::new(),
             states: Vec::new(),
+            chunks: recurrent::delta_chunks::ChunkScratch::default(),
+            linear_attention: options.linear_attention,
             attention,
             first_needed: Vec::new(),
             lora: layers::lora::Adapters::default(),

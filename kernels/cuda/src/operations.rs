@@ -25,6 +25,7 @@ use crate::moe::experts_codes;
 use crate::moe::experts_packed::PackedExperts;
 use crate::moe::routing;
 use crate::moe::routing::{Choices, ExpertStorage, Router};
+use crate::options::LinearAttention;
 use crate::recurrent;
 use crate::runtime::context;
 use crate::runtime::device::{Name, Shape, args};
@@ -34,7 +35,8 @@ use crate::weights::Weights;
 use crate::weights::packed::Kind;
 use kernels::ops::{
     self, Act, Activation, AttentionKernels, CaptureOwner, Cols, Comm, CommError, DType, DeltaInput, DeviceMemory,
-    Epilogue, Exchange, ExpectedAttention, ExpertRouting, GatedExperts, HeadColumns, Heads, StageLink, check_product,
+    Epilogue, Exchange, ExpectedAttention, ExpectedDeltaRule, ExpertRouting, GatedExperts, HeadColumns, Heads,
+    StageLink, check_product,
 };
 use kernels::ops::{
     HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
@@ -95,6 +97,13 @@ impl Load for CudaBackend {
         let selected = backend::select(self.attention.backend(), (&*self.device.context).into(), expected)?;
         self.order_for_attention(expected, selected);
         Ok(Some(selected.into()))
+    }
+
+    fn expect_delta_rule(&mut self, expected: ExpectedDeltaRule) {
+        self.device.bind();
+        if self.linear_attention == LinearAttention::Chunks {
+            self.chunks.prepare(&mut self.device, expected);
+        }
     }
 
     fn multiplies(&self, format: WeightFormat, by: MatrixUse) -> bool {

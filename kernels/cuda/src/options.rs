@@ -26,6 +26,8 @@ pub struct CudaOptions {
     pub cascade: CascadeAttention,
     /// How Mamba 2's scan of prompts is done.
     pub scans: SelectiveScan,
+    /// How linear attention takes prompts of 16-bit types.
+    pub linear_attention: LinearAttention,
 }
 
 /// Which tactics GEMMs of many rows of 16 bits may have.
@@ -87,6 +89,16 @@ pub enum CascadeAttention {
     Paying,
     /// Wherever two sequences share a block. For comparisons, and for tests.
     Always,
+}
+
+/// How linear attention takes prompts of 16-bit types.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LinearAttention {
+    /// In chunks on tensor cores, where a sequence has enough rows in a step.
+    #[default]
+    Chunks,
+    /// Row by row, as f32. For comparisons.
+    Rows,
 }
 
 /// When a decode step of one row is one kernel.

@@ -1,8 +1,8 @@
 //! What a device allocates while a model is loaded: weights, activation buffers, KV memory, recurrent states.
 
 use super::{
-    Act, AttentionKernels, DType, ExpectedAttention, ExpertRouting, HostMatrix, KvLayer, KvShape, Matrix, MatrixGroup,
-    MatrixUse, Noise, State, Table, Vector, WeightFormat,
+    Act, AttentionKernels, DType, ExpectedAttention, ExpectedDeltaRule, ExpertRouting, HostMatrix, KvLayer, KvShape,
+    Matrix, MatrixGroup, MatrixUse, Noise, State, Table, Vector, WeightFormat,
 };
 
 /// Allocates device memory and fills it with weights. Handles stay valid for the device's life.
@@ -15,6 +15,11 @@ pub trait Load {
     fn expect_attention(&mut self, expected: ExpectedAttention) -> Result<Option<AttentionKernels>, String> {
         let _ = expected;
         Ok(None)
+    }
+
+    /// Layers with such linear attention will be loaded: the same, and room for the largest step.
+    fn expect_delta_rule(&mut self, expected: ExpectedDeltaRule) {
+        let _ = expected;
     }
 
     /// Whether products take weights of this format as they are. Others have to be decoded before they are loaded.

@@ -45,7 +45,7 @@ pub use model_spec::{Activation, DType, ExpertGroups, Mask, NormKind, RopeStyle,
 pub use moe::{GatedExperts, Routing};
 pub use noise::{Noise, NoiseRows, mix};
 pub use operations::Ops;
-pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, Scan, ScanInput, State};
+pub use recurrent::{Cols, Conv, DeltaInput, DeltaRule, ExpectedDeltaRule, Scan, ScanInput, State};
 pub use sample::Sample;
 pub use shapes::{check_experts, check_product};
 pub use step_preference::StepPreference;

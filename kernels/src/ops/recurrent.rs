@@ -6,7 +6,7 @@
 //! steps changes no bit. With 16 bits a backend may scan many rows of a sequence at once, to the accuracy of these;
 //! what else is in the batch changes no bit.
 
-use super::{Act, Vector};
+use super::{Act, DType, Vector};
 
 /// Per-sequence memory of a layer: `[slots, len]` f32. A sequence's row is [`super::Sequence::slot`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +106,21 @@ pub struct DeltaRule {
     pub dt_bias: Vector,
     /// `len` = `value_heads * key_dim * value_dim`, in this order.
     pub state: State,
+}
+
+/// The delta rule of layers that are still to be loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedDeltaRule {
+    /// Heads of v.
+    pub value_heads: usize,
+    /// Width of a q or k head.
+    pub key_dim: usize,
+    /// Width of a v head.
+    pub value_dim: usize,
+    /// What rows are computed in.
+    pub compute: DType,
+    /// Most rows of a step.
+    pub max_rows: usize,
 }
 
 /// What a [`DeltaRule`] reads.

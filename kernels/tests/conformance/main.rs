@@ -3,6 +3,7 @@
 
 mod attention;
 mod between;
+mod delta_chunks;
 mod gpu;
 mod integers;
 mod invariance;

@@ -379,20 +379,25 @@ fn scans_begin_with_nothing() {
     }
 }
 
-struct Delta {
+pub(super) struct Delta {
     /// key_heads, value_heads, key_dim, value_dim
-    shape: [usize; 4],
-    rate: Vec<f32>,
-    dt_bias: Vec<f32>,
-    loaded: Option<DeltaRule>,
+    pub(super) shape: [usize; 4],
+    pub(super) rate: Vec<f32>,
+    pub(super) dt_bias: Vec<f32>,
+    pub(super) loaded: Option<DeltaRule>,
     /// `[q | k | v]`, which the operation wants in a buffer of their own.
-    qkv: Option<Act>,
+    pub(super) qkv: Option<Act>,
 }
 
 impl Delta {
-    fn qkv_width(&self) -> usize {
+    pub(super) fn qkv_width(&self) -> usize {
         let [key_heads, value_heads, key_dim, value_dim] = self.shape;
         2 * key_heads * key_dim + value_heads * value_dim
+    }
+
+    /// See [`Operation::reference`].
+    pub(super) fn whole(&self, rows: &[Vec<f32>]) -> Vec<f64> {
+        self.reference(rows)
     }
 }
 
@@ -459,7 +464,7 @@ impl Operation for Delta {
 
 #[test]
 fn gated_delta_rule() {
-    for shape in [[2, 4, 16, 16], [1, 3, 7, 5], [2, 2, 64, 128]] {
+    for shape in [[2, 4, 16, 16], [1, 3, 7, 5], [2, 2, 64, 128], [1, 2, 128, 36], [1, 1, 200, 24]] {
         let mut random = Random(shape[1] as u64);
         let rate = random.values(shape[1]).iter().map(|x| -x.abs()).collect();
         let dt_bias = random.values(shape[1]);

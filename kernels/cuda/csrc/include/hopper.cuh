@@ -155,16 +155,6 @@ DEVICE void barrier_wait_for_cluster(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// A barrier of `threads` threads (whole warps) by number, 1 to 15.
-DEVICE void named_barrier(u32 number, u32 threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-// Arrives there and goes on.
-DEVICE void named_barrier_arrive(u32 number, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 template <u32 REGISTERS>
 DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <u32 REGISTERS>

@@ -45,6 +45,16 @@ DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// A barrier of `threads` threads (whole warps) by number, 1 to 15.
+DEVICE void named_barrier(u32 number, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Arrives there and goes on.
+DEVICE void named_barrier_arrive(u32 number, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of matrix i. Lane 4 g + t gets elements
 // 2 t and 2 t + 1 of row g of each; transposed: of column g.
 DEVICE void load_matrices(u32 (&x)[4], u32 from) {

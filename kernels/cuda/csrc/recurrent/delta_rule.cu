@@ -1,107 +1,177 @@
-// The gated delta rule; see `ops::DeltaRule`. Blocks (value heads and columns, sequences). A warp has COLUMNS columns
-// of a value head's state in registers, its lanes along keys, and walks the sequence's rows in order.
-#include "activation.cuh"
-#include "recurrent.cuh"
+// The gated delta rule, row by row; see `ops::DeltaRule`. Blocks (value heads and columns, sequences). A warp has some
+// columns of a value head's state in registers and walks the sequence's rows in order; what a row brings is read while
+// the row before is worked on. Sequences of many rows in 16-bit types are `delta_rule_intra.cu`'s.
+#include "delta_rule.cuh"
 
-// See src/recurrent.rs.
-struct Rule {
-    f32* state; // [slot][value head][key][value]
-    const f32* rate;
-    const f32* dt_bias;
-    u32 key_heads;
-    u32 value_heads;
-    u32 key_dim;
-    u32 value_dim;
-};
-SAME_LAYOUT(Rule, Rule);
+// Keys of a lane, and columns: lanes side by side have columns side by side.
+constexpr u32 KEYS = 8, COLUMNS = 4;
 
-constexpr u32 COLUMNS = 8;
-// Added to the square of a query's or key's length.
-constexpr f32 EPS = 1e-6f;
+// A lane's place: GROUPS groups of lanes share the keys.
+template <u32 GROUPS> struct Place {
+    static constexpr u32 LANES = 32 / GROUPS, WIDTH = LANES * COLUMNS;
+    u32 group, head, key_head, column, columns;
 
-template <typename T> struct Inputs {
-    Columns<T> qkv, beta, dt;
-};
+    DEVICE Place(const Rule& rule) {
+        const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+        const u32 parts = (rule.value_dim + WIDTH - 1) / WIDTH;
+        group = lane / LANES;
+        head = warp / parts;
+        key_head = head / (rule.value_heads / rule.key_heads);
+        column = warp % parts * WIDTH + lane % LANES * COLUMNS;
+        columns = column < rule.value_dim ? min(COLUMNS, rule.value_dim - column) : 0;
+    }
 
-// KEYS: of a lane, at least key_dim / 32.
-template <u32 KEYS, typename T>
-DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Rows& rows, T* out) {
-    const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    const u32 key_dim = rule.key_dim, value_dim = rule.value_dim, parts = (value_dim + COLUMNS - 1) / COLUMNS;
-    const u32 head = warp / parts, first = warp % parts * COLUMNS;
-    if (head >= rule.value_heads) return;
-    const u32 key_head = head / (rule.value_heads / rule.key_heads), keys = rule.key_heads * key_dim;
-    f32* kept = rule.state + (rows.slot * rule.value_heads + head) * key_dim * value_dim + first;
-    const u32 columns = min(COLUMNS, value_dim - first);
-    f32 state[KEYS][COLUMNS];
+    DEVICE u32 key(u32 i) const { return group + GROUPS * i; }
+
+    DEVICE static f32 sum(f32 x) {
 #pragma unroll
-    for (u32 i = 0; i < KEYS; i++)
-#pragma unroll
-        for (u32 j = 0; j < COLUMNS; j++)
-            state[i][j] = !rows.fresh && lane + 32 * i < key_dim && j < columns ? kept[(lane + 32 * i) * value_dim + j]
-                                                                                : 0.0f;
-    const f32 rate = rule.rate[head], bias = rule.dt_bias[head];
-    for (u32 row = rows.first; row < rows.first + rows.count; row++) {
-        f32 query[KEYS], key[KEYS], query_square = 0.0f, key_square = 0.0f;
+        for (u32 lanes = LANES; lanes < 32; lanes *= 2) x += __shfl_xor_sync(~0u, x, lanes);
+        return x;
+    }
+};
+
+// What a row brings to a lane, as it lies there: what is read ahead of its use is waited for where it is used.
+template <u32 GROUPS, typename T> struct Row {
+    T query[KEYS], key[KEYS], value[COLUMNS], dt, beta;
+
+    // Zeros past the last key and column.
+    DEVICE void read(const Inputs<T>& in, const Rule& rule, u32 row, const Place<GROUPS>& place) {
+        const T* from = in.qkv.first + (u64)row * in.qkv.width;
+        const T* queries = from + place.key_head * rule.key_dim + place.group;
+        const T* keys = queries + rule.key_heads * rule.key_dim;
+        const T* values = from + 2 * rule.key_heads * rule.key_dim + place.head * rule.value_dim + place.column;
 #pragma unroll
         for (u32 i = 0; i < KEYS; i++) {
-            const u32 at = key_head * key_dim + lane + 32 * i;
-            const bool inside = lane + 32 * i < key_dim;
-            query[i] = inside ? in.qkv.at(row, at) : 0.0f;
-            key[i] = inside ? in.qkv.at(row, keys + at) : 0.0f;
-            query_square = fmaf(query[i], query[i], query_square);
-            key_square = fmaf(key[i], key[i], key_square);
-        }
-        const f32 query_scale = 1.0f / (sqrtf(warp_sum(query_square) + EPS) * sqrtf((f32)key_dim));
-        const f32 key_scale = 1.0f / sqrtf(warp_sum(key_square) + EPS);
-        const f32 decay = expf(rate * softplus(in.dt.at(row, head) + bias)), beta = sigmoid(in.beta.at(row, head));
-        f32 change[COLUMNS], sums[COLUMNS];
-#pragma unroll
-        for (u32 j = 0; j < COLUMNS; j++) {
-            f32 recalled = 0.0f;
-#pragma unroll
-            for (u32 i = 0; i < KEYS; i++) {
-                state[i][j] *= decay;
-                recalled = fmaf(state[i][j], key[i] * key_scale, recalled);
-            }
-            const f32 value = j < columns ? in.qkv.at(row, 2 * keys + head * value_dim + first + j) : 0.0f;
-            change[j] = (value - warp_sum(recalled)) * beta;
+            const bool inside = place.key(i) < rule.key_dim;
+            query[i] = inside ? queries[GROUPS * i] : T{};
+            key[i] = inside ? keys[GROUPS * i] : T{};
         }
 #pragma unroll
-        for (u32 j = 0; j < COLUMNS; j++) {
-            sums[j] = 0.0f;
+        for (u32 j = 0; j < COLUMNS; j++) value[j] = j < place.columns ? values[j] : T{};
+        dt = in.dt.first[(u64)row * in.dt.width + place.head];
+        beta = in.beta.first[(u64)row * in.beta.width + place.head];
+    }
+};
+
+using Columns4 = f32[COLUMNS];
+
+// A lane's columns of one key's row of the state: at once where they lie so.
+DEVICE void read_state(Columns4& to, const f32* from, u32 columns, bool aligned) {
+    if (aligned) {
+        const float4 x = *(const float4*)from;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+        return;
+    }
 #pragma unroll
-            for (u32 i = 0; i < KEYS; i++) {
-                state[i][j] = fmaf(change[j], key[i] * key_scale, state[i][j]);
-                sums[j] = fmaf(state[i][j], query[i] * query_scale, sums[j]);
-            }
-            sums[j] = warp_sum(sums[j]);
+    for (u32 j = 0; j < COLUMNS; j++) to[j] = j < columns ? from[j] : 0.0f;
+}
+DEVICE void write_state(const Columns4& from, f32* to, u32 columns, bool aligned) {
+    if (aligned) {
+        *(float4*)to = make_float4(from[0], from[1], from[2], from[3]);
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS; j++)
+        if (j < columns) to[j] = from[j];
+}
+
+// Queries and keys of length 1, queries also scaled.
+template <u32 GROUPS, typename T>
+DEVICE void normalise(const Row<GROUPS, T>& row, u32 key_dim, f32 (&query)[KEYS], f32 (&key)[KEYS]) {
+    f32 query_square = 0.0f, key_square = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < KEYS; i++) {
+        query[i] = load(row.query[i]);
+        key[i] = load(row.key[i]);
+        query_square = fmaf(query[i], query[i], query_square);
+        key_square = fmaf(key[i], key[i], key_square);
+    }
+    const f32 query_scale = 1.0f / (sqrtf(Place<GROUPS>::sum(query_square) + EPS) * sqrtf((f32)key_dim));
+    const f32 key_scale = 1.0f / sqrtf(Place<GROUPS>::sum(key_square) + EPS);
+#pragma unroll
+    for (u32 i = 0; i < KEYS; i++) {
+        query[i] *= query_scale;
+        key[i] *= key_scale;
+    }
+}
+
+// One row: `sums` becomes its columns of the output.
+template <u32 GROUPS, typename T>
+DEVICE void step(Columns4 (&state)[KEYS], const Row<GROUPS, T>& row, const Rule& rule, const Place<GROUPS>& place,
+    Columns4& sums) {
+    f32 query[KEYS], key[KEYS];
+    normalise(row, rule.key_dim, query, key);
+    const f32 decay = expf(log_decay(rule, load(row.dt), place.head)), beta = sigmoid(load(row.beta));
+    Columns4 change;
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS; j++) {
+        f32 recalled = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < KEYS; i++) {
+            state[i][j] *= decay;
+            recalled = fmaf(state[i][j], key[i], recalled);
         }
-        T* to = out + ((u64)row * rule.value_heads + head) * value_dim + first;
+        change[j] = (load(row.value[j]) - Place<GROUPS>::sum(recalled)) * beta;
+    }
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS; j++) {
+        sums[j] = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < KEYS; i++) {
+            state[i][j] = fmaf(change[j], key[i], state[i][j]);
+            sums[j] = fmaf(state[i][j], query[i], sums[j]);
+        }
+        sums[j] = Place<GROUPS>::sum(sums[j]);
+    }
+}
+
+template <u32 GROUPS, typename T>
+DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Rows& rows, T* out) {
+    const Place<GROUPS> place(rule);
+    if (place.head >= rule.value_heads) return;
+    const u32 value_dim = rule.value_dim, key_dim = rule.key_dim;
+    const bool aligned = value_dim % COLUMNS == 0 && place.columns > 0;
+    f32* kept = rule.state + (rows.slot * rule.value_heads + place.head) * key_dim * value_dim + place.column;
+    Row<GROUPS, T> next;
+    next.read(in, rule, rows.first, place);
+    Columns4 state[KEYS] = {};
+#pragma unroll
+    for (u32 i = 0; i < KEYS; i++)
+        if (!rows.fresh && place.key(i) < key_dim)
+            read_state(state[i], kept + place.key(i) * value_dim, place.columns, aligned);
+    const u32 end = rows.first + rows.count;
+    for (u32 row = rows.first; row < end; row++) {
+        const Row<GROUPS, T> now = next;
+        next.read(in, rule, min(row + 1, end - 1), place);
+        Columns4 sums;
+        step(state, now, rule, place, sums);
+        T* to = out + ((u64)row * rule.value_heads + place.head) * value_dim + place.column;
+        // Lanes of each group that has one of the columns.
 #pragma unroll
         for (u32 j = 0; j < COLUMNS; j++)
-            if (lane == j && j < columns) to[j] = Cast<T>::from(sums[j]);
+            if (place.group == j % GROUPS && j < place.columns) to[j] = Cast<T>::from(sums[j]);
     }
 #pragma unroll
     for (u32 i = 0; i < KEYS; i++)
-#pragma unroll
-        for (u32 j = 0; j < COLUMNS; j++)
-            if (lane + 32 * i < key_dim && j < columns) kept[(lane + 32 * i) * value_dim + j] = state[i][j];
+        if (place.key(i) < key_dim)
+            write_state(state[i], kept + place.key(i) * value_dim, place.columns, aligned);
 }
 
-template <typename T> DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Batch& batch, T* out) {
+// Sequences with `too_many` rows or more are left alone.
+template <typename T>
+DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Batch& batch, u32 too_many, T* out) {
     if (blockIdx.y >= batch.counts[1]) return;
     const Rows rows(batch, blockIdx.y);
-    if (rows.count == 0) return;
-    if (rule.key_dim <= 64) delta_rule<2>(in, rule, rows, out);
-    else if (rule.key_dim <= 128) delta_rule<4>(in, rule, rows, out);
-    else delta_rule<8>(in, rule, rows, out);
+    if (rows.count == 0 || rows.count >= too_many) return;
+    if (rule.key_dim <= 8 * KEYS) delta_rule<8>(in, rule, rows, out);
+    else if (rule.key_dim <= 16 * KEYS) delta_rule<16>(in, rule, rows, out);
+    else delta_rule<32>(in, rule, rows, out);
 }
 
 #define DELTA_RULE(T) \
-    extern "C" __global__ void __launch_bounds__(128) delta_rule_##T( \
-        const Inputs<T> in, const Rule rule, const Batch batch, T* out) { \
-        delta_rule(in, rule, batch, out); \
+    extern "C" __global__ void __launch_bounds__(64) delta_rule_##T( \
+        const Inputs<T> in, const Rule rule, const Batch batch, u32 too_many, T* out) { \
+        delta_rule(in, rule, batch, too_many, out); \
     }
 
 DELTA_RULE(f32)

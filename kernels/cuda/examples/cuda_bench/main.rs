@@ -10,7 +10,7 @@
 //! blocks that sequences share are read by each of them; without it, once wherever two share any.
 //!
 //! `sharded`, in place of a part: products of few outputs, in every tactic; `scans`: what Mamba does between products,
-//! in chunks of rows and row by row.
+//! in chunks of rows and row by row; `delta-rule`: linear attention, in both ways.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
@@ -19,6 +19,7 @@
 
 mod adapters;
 mod cascade;
+mod delta_rule;
 mod layer;
 mod many;
 mod mixture;
@@ -152,6 +153,9 @@ fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(
     if wanted("scans") {
         scans::scans(rates, options)?;
     }
+    if wanted("delta-rule") {
+        delta_rule::delta_rule(rates, options)?;
+    }
     if wanted("sharded") { sharded::sharded(rates, options) } else { Ok(()) }
 }
 
@@ -170,7 +174,7 @@ impl Bench {
         let (rows, width) = (65536, 2048);
         let bytes = &noise[..rows * width * 2];
         let matrix = backend.load_matrix(HostMatrix::plain(DType::Bf16, rows, width, bytes), DType::Bf16);
-        let flag = backend.new_act(MOST_ROWS, 1);
+        let flag = backend.new_act(2 * MOST_ROWS, 1);
         let lead = (flag, matrix, backend.new_act(256, rows));
         let mut bench = Self { backend, lead, flag, memory, tensor, noise };
         bench.lead.0 = bench.act(256, width);
@@ -204,8 +208,13 @@ impl Bench {
     }
 
     /// Seconds of a launch.
-    fn time(&mut self, leads: usize, mut call: impl FnMut(&mut CudaBackend, usize)) -> f64 {
-        (0..CALLS).for_each(|i| call(&mut self.backend, i));
+    fn time(&mut self, leads: usize, call: impl FnMut(&mut CudaBackend, usize)) -> f64 {
+        self.time_calls(leads, CALLS, call)
+    }
+
+    /// The same by so many launches.
+    fn time_calls(&mut self, leads: usize, count: usize, mut call: impl FnMut(&mut CudaBackend, usize)) -> f64 {
+        (0..count).for_each(|i| call(&mut self.backend, i));
         let mut round = |calls: usize| {
             self.backend.read(self.flag);
             let start = Instant::now();
@@ -217,7 +226,7 @@ impl Bench {
             self.backend.read(self.flag);
             start.elapsed().as_secs_f64()
         };
-        let mut times: Vec<f64> = (0..ROUNDS).map(|_| (round(CALLS) - round(0)) / CALLS as f64).collect();
+        let mut times: Vec<f64> = (0..ROUNDS).map(|_| (round(count) - round(0)) / count as f64).collect();
         times.sort_by(f64::total_cmp);
         times[ROUNDS / 2]
     }

@@ -56,6 +56,7 @@ const LAYOUTS: &[Layout] = &[
     <whole_step::BestTo as Twin>::LAYOUT,
     <attention::attention_cascade::Cascade as Twin>::LAYOUT,
     <moe::routing::Chosen as Twin>::LAYOUT,
+    <recurrent::delta_chunks::Chunks as Twin>::LAYOUT,
     <gemm::matmul_wgmma::CodeScales as Twin>::LAYOUT,
     <recurrent::Columns as Twin>::LAYOUT,
     <recurrent::Conv as Twin>::LAYOUT,

@@ -18,7 +18,7 @@ use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::lora_mma;
 use crate::layers::norm_prepared;
 use crate::moe::experts;
-use crate::recurrent::scan_chunks;
+use crate::recurrent::{delta_chunks, scan_chunks};
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 use crate::whole_step;
@@ -90,6 +90,7 @@ fn usual(arch: Arch) -> Vec<Special> {
     let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))
         .chain(lora_mma::specials(dtype))
+        .chain(delta_chunks::usual(dtype))
         .chain(decode)
         .chain(cascade)
         .chain(prefill)

@@ -159,6 +159,8 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_decode" in "attention"
     "attention_prefill" in "attention"
     "attention_prefill_hopper" in "attention"
+    "delta_rule_inter" in "recurrent"
+    "delta_rule_intra" in "recurrent"
     "expert_matmul_codes_wgmma" in "moe"
     "expert_matmul_packed" in "moe"
     "expert_matmul_packed_wgmma" in "moe"
@@ -197,6 +199,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("cascade.cuh", include_str!("../../csrc/attention/cascade.cuh")),
     ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
+    ("delta_chunks.cuh", include_str!("../../csrc/recurrent/delta_chunks.cuh")),
+    ("delta_rule.cuh", include_str!("../../csrc/recurrent/delta_rule.cuh")),
     ("exchange.cuh", include_str!("../../csrc/comm/exchange.cuh")),
     ("expert_tiles.cuh", include_str!("../../csrc/moe/expert_tiles.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),

@@ -1,5 +1,7 @@
-//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu`.
+//! States of slots, and what walks along sequences: `causal_conv.cu`, `selective_scan.cu`, `delta_rule.cu` (in chunks:
+//! `delta_chunks`).
 
+pub(crate) mod delta_chunks;
 pub(crate) mod scan_chunks;
 pub(crate) mod selective_scan;
 
@@ -8,20 +10,24 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::CudaBackend;
 use crate::fusion::op::{ColumnGate, Op};
 use crate::jit::layouts::twin;
+use crate::options::LinearAttention;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
+use delta_chunks::{ChunkScratch, ChunkedCall};
 use kernels::ops::{self, Act, Activation, DType};
 use selective_scan::{Places, ScanCall, ScanInput};
 
 /// Rows of a chunk of a convolution, and the number that a row sees where a thread has four channels.
 const CHUNK: usize = 64;
 const FOURS_KERNEL: usize = 4;
-/// Columns of a state of the delta rule that a warp keeps, and the widest key.
-const COLUMNS: usize = 8;
+/// Widest key of the delta rule, keys and columns of a state that a lane keeps, and threads of a block.
 pub(crate) const KEY_DIM: usize = 256;
-/// Threads of a block.
+const RULE_KEYS: usize = 8;
+const RULE_COLUMNS: usize = 4;
+const RULE_THREADS: usize = 64;
+/// Threads of a block of the others.
 const THREADS: usize = 128;
 
 /// One layer's states: `[slots, len]` f32.
@@ -141,7 +147,7 @@ pub(crate) struct DeltaInput {
     pub(crate) dt: Cols,
 }
 
-/// `struct Rule` of delta_rule.cu.
+/// `struct Rule` of delta_rule.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
@@ -163,12 +169,19 @@ pub(crate) struct DeltaCall {
     pub(crate) dt_bias: Values,
 }
 
+/// What a delta rule works in.
+pub(crate) struct DeltaMemory<'a> {
+    pub(crate) states: &'a States,
+    /// Absent: all sequences are walked row by row.
+    pub(crate) chunks: Option<&'a mut ChunkScratch>,
+}
+
 /// See [`ops::DeltaRule`].
 pub(crate) fn delta_rule(
     device: &mut Device,
     input: DeltaInput,
     DeltaCall { rule, rate, dt_bias }: DeltaCall,
-    states: &States,
+    DeltaMemory { states, chunks }: DeltaMemory<'_>,
     batch: &Batch,
     out: View,
 ) {
@@ -189,10 +202,23 @@ pub(crate) fn delta_rule(
         input.beta.columns(value_heads, out),
         input.dt.columns(value_heads, out),
     ];
-    let blocks = (value_heads * value_dim.div_ceil(COLUMNS) * 32).div_ceil(THREADS);
-    let shape = Shape { grid: [blocks, batch.sequences()], block: THREADS, shared: 0 };
+    let call = ChunkedCall { rule, parameters, columns };
+    let done = chunks.and_then(|chunks| delta_chunks::run(device, chunks, &call, batch, out));
+    if !batch.has_shorter(done.unwrap_or(usize::MAX)) {
+        return;
+    }
+    let too_many = done.map_or(u32::MAX, |rows| rows as u32);
+    let warps = value_heads * value_dim.div_ceil(rule_columns(key_dim));
+    let grid = [(32 * warps).div_ceil(RULE_THREADS), batch.sequences()];
+    let shape = Shape { grid, block: RULE_THREADS, shared: 0 };
     let name = Name::of("delta_rule", &[out.dtype]);
-    device.launch(name, shape, args![columns, parameters, batch.pointers, out.ptr]);
+    device.launch(name, shape, args![columns, parameters, batch.pointers, too_many, out.ptr]);
+}
+
+/// Columns of a state that a warp of `delta_rule.cu` has: so many groups of its lanes share the keys.
+fn rule_columns(key_dim: usize) -> usize {
+    let groups = key_dim.div_ceil(RULE_KEYS).next_power_of_two().max(8);
+    32 / groups * RULE_COLUMNS
 }
 
 /// Operations with a state, whose handles become addresses here.
@@ -238,7 +264,8 @@ impl CudaBackend {
         let call = DeltaCall { rule, rate: self.values(rule.rate), dt_bias: self.values(rule.dt_bias) };
         let qkv = self.cols(ops::Cols { act: qkv, first: 0 });
         let input = DeltaInput { qkv, beta: self.cols(beta), dt: self.cols(dt) };
-        let states = &self.states[rule.state.0 as usize];
-        delta_rule(&mut self.device, input, call, states, &self.batch, out);
+        let chunks = (self.linear_attention == LinearAttention::Chunks).then_some(&mut self.chunks);
+        let memory = DeltaMemory { states: &self.states[rule.state.0 as usize], chunks };
+        delta_rule(&mut self.device, input, call, memory, &self.batch, out);
     }
 }

@@ -226,6 +226,19 @@ impl Batch {
         self.lengths.iter().map(|length| length.div_ceil(size)).sum()
     }
 
+    /// Sequences with at least `least` rows, and chunks of `size` rows of theirs.
+    pub(crate) fn long(&self, least: usize) -> usize {
+        self.lengths.iter().filter(|length| **length >= least).count()
+    }
+    pub(crate) fn chunks_of_long(&self, size: usize, least: usize) -> usize {
+        self.lengths.iter().filter(|length| **length >= least).map(|length| length.div_ceil(size)).sum()
+    }
+
+    /// Whether some sequence has fewer rows than that.
+    pub(crate) fn has_shorter(&self, rows: usize) -> bool {
+        self.lengths.iter().any(|length| *length < rows)
+    }
+
     /// Fails where a sequence's slot is none of these.
     pub(crate) fn check_slots(&self, slots: usize) {
         assert!(self.last_slot.is_none_or(|last| last < slots), "slot {:?} of {slots}", self.last_slot);

@@ -17,6 +17,7 @@ mod fusion;
 mod gemm;
 mod graph;
 mod jit;
+mod latent;
 mod layers;
 mod moe;
 mod operations;

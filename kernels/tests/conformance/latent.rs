@@ -1,5 +1,7 @@
 //! Attention whose values are a part of its keys: as with values of their own that happen to be the same.
 
+mod heads;
+
 use super::attention::{Part, row};
 use super::{backends, check, check_same, filled};
 use kernels::ops::{Act, Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Sequence};

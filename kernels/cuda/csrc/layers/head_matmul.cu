@@ -1,14 +1,7 @@
 // A product for each head: out's columns of head h are x's columns of head h times w[h]^T. Blocks (row and head,
 // outputs).
+#include "head_columns.cuh"
 #include "warp_dots.cuh"
-
-// Where heads lie in rows; see src/groups.rs.
-struct Columns {
-    u32 first;
-    u32 stride;
-    u32 width; // of the whole row
-};
-SAME_LAYOUT(Columns, HeadColumns);
 
 template <typename X, typename W, typename Out>
 DEVICE void head_matmul(

@@ -15,8 +15,8 @@ use crate::gemm::matmul_wgmma;
 use crate::jit::compiler::{Compiler, Filled};
 use crate::jit::sources::{KERNELS, Source};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
-use crate::layers::lora_mma;
-use crate::layers::norm_prepared;
+use crate::latent::head_matmul_mma;
+use crate::layers::{lora_mma, norm_prepared};
 use crate::moe::experts;
 use crate::recurrent::{delta_chunks, scan_chunks};
 use crate::runtime::arch::Arch;
@@ -91,6 +91,7 @@ fn usual(arch: Arch) -> Vec<Special> {
         .chain(experts::usual(arch, dtype))
         .chain(lora_mma::specials(dtype))
         .chain(delta_chunks::usual(dtype))
+        .chain(head_matmul_mma::specials(dtype))
         .chain(decode)
         .chain(cascade)
         .chain(prefill)

@@ -13,6 +13,7 @@ use crate::gemm::table::Facts;
 use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::sources::Need;
 use crate::jit::specialization::{LOWEST, Special};
+use crate::latent::head_matmul_mma;
 use crate::layers::norm_prepared;
 use crate::moe::experts::Keep;
 use crate::moe::experts_packed::PackedExperts;
@@ -35,9 +36,12 @@ impl CudaBackend {
 
     /// For attention, and for a step of one row as a whole.
     pub(crate) fn order_for_attention(&mut self, expected: ExpectedAttention, selected: Selected) {
-        let ExpectedAttention { heads, compute, cache, block_size, scores, .. } = expected;
+        let ExpectedAttention { heads, compute, cache, block_size, shared, scores, .. } = expected;
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
+        if shared && compute.size() == 2 {
+            order(&self.device, head_matmul_mma::specials(compute));
+        }
         if selected.decode == AttentionBackend::Plain {
             return self.order_for_ranks();
         }

@@ -166,6 +166,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "expert_matmul_packed_wgmma" in "moe"
     "expert_matmul_skinny" in "moe"
     "expert_matmul_wgmma" in "moe"
+    "head_matmul_mma" in "latent"
     "lora_expand" in "layers"
     "lora_gate" in "layers"
     "lora_shrink" in "layers"
@@ -205,6 +206,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("expert_tiles.cuh", include_str!("../../csrc/moe/expert_tiles.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
     ("gate_deltas.cuh", include_str!("../../csrc/gemm/gate_deltas.cuh")),
+    ("head_columns.cuh", include_str!("../../csrc/include/head_columns.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),
     ("hopper_codes.cuh", include_str!("../../csrc/include/hopper_codes.cuh")),
     ("hopper_gemm.cuh", include_str!("../../csrc/gemm/hopper_gemm.cuh")),

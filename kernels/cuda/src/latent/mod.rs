@@ -1,0 +1,3 @@
+//! What latent attention alone needs: products of heads.
+
+pub(crate) mod head_matmul_mma;

@@ -12,7 +12,7 @@ use kernels::ops::{
 use kernels_cuda::{AttentionBackend, CudaOptions};
 
 /// All backends, and GPUs once more with each kind of attention kernels that may be asked for.
-fn with_attention_kernels() -> Vec<Box<dyn Backend>> {
+pub fn with_attention_kernels() -> Vec<Box<dyn Backend>> {
     let mut all = backends();
     let has_gpu = all.iter().any(|backend| backend.memory().is_some());
     let kinds = [AttentionBackend::Mma, AttentionBackend::Plain];
@@ -331,7 +331,7 @@ fn check_rows(what: &str, got: &[f32], case: &Case<'_>, wanted: &[Vec<f64>], loo
 }
 
 /// Values are of size one, and so are results. With a bf16 cache a backend may round queries and weights to bf16.
-fn tolerance(cache: KvDType, acts: DType) -> f64 {
+pub fn tolerance(cache: KvDType, acts: DType) -> f64 {
     match (cache, acts) {
         (KvDType::Float(DType::Bf16), _) | (_, DType::Bf16) => 8e-3,
         (_, DType::F16) => 2e-3,

@@ -1,10 +1,11 @@
-//! Attention whose values are a part of its keys: as with values of their own that happen to be the same.
+//! Attention whose values are a part of its keys: as with values of their own that happen to be the same; and against
+//! float64 at the sizes of DeepSeek's models.
 
 mod heads;
 
-use super::attention::{Part, row};
-use super::{backends, check, check_same, filled};
-use kernels::ops::{Act, Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, Sequence};
+use super::attention::{Part, row, tolerance, with_attention_kernels};
+use super::{Random, backends, check, check_same, filled, filled_in, round};
+use kernels::ops::{Act, Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, RowSelection, Sequence};
 
 const BLOCK: usize = 16;
 const SEED: u64 = 3;
@@ -129,5 +130,195 @@ fn copied_blocks_hold_the_same() {
         backend.copy_blocks(cache.kv, &from, &to);
         blocks[0] = to;
         check_same("copied", &cache.step(&mut *backend, &last, &blocks), &want);
+    }
+}
+
+/// A step of some heads over keys of 576 elements, or others.
+struct Latent<'a> {
+    heads: Heads,
+    block_size: usize,
+    dtype: DType,
+    scale: f32,
+    /// Of one sequence each, in order.
+    parts: &'a [Part],
+}
+
+/// As DeepSeek's models have it, on a rank with `q` heads.
+fn deepseek(q: usize) -> Heads {
+    Heads { q, kv: 1, dim: 576, v_dim: 512 }
+}
+
+impl Latent<'_> {
+    fn key(&self, sequence: usize, position: usize) -> Vec<f32> {
+        let key = row(SEED, self.heads.dim, sequence, position);
+        key.into_iter().map(|x| round(x, self.dtype)).collect()
+    }
+
+    fn queries(&self, sequence: usize, position: usize) -> Vec<f32> {
+        let queries = row(SEED + 1, self.heads.q * self.heads.dim, sequence, position);
+        queries.into_iter().map(|x| round(x, self.dtype)).collect()
+    }
+
+    /// What a head of a row should give.
+    fn wanted(&self, keys: &[Vec<f32>], part: &Part, step: usize, head: usize) -> Vec<f64> {
+        let Heads { dim, v_dim, .. } = self.heads;
+        let position = part.start + step;
+        let query = &self.queries(part.sequence, position)[head * dim..][..dim];
+        let dot = |key: &[f32]| query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+        let scores: Vec<f64> = keys[..=position].iter().map(|key| dot(key) * f64::from(self.scale)).collect();
+        let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - highest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut out = vec![0.0; v_dim];
+        for (key, weight) in keys.iter().zip(&weights) {
+            out.iter_mut().zip(&key[dim - v_dim..]).for_each(|(out, x)| *out += weight / total * f64::from(*x));
+        }
+        out
+    }
+
+    /// Rows and heads that are looked at, with what they should give.
+    fn samples(&self) -> Vec<(usize, usize, Vec<f64>)> {
+        let (mut samples, mut first_row) = (Vec::new(), 0);
+        for part in self.parts {
+            let keys: Vec<Vec<f32>> = (0..part.start + part.rows).map(|at| self.key(part.sequence, at)).collect();
+            for step in [0, part.rows / 3, part.rows / 2, part.rows - 1] {
+                for head in [0, self.heads.q / 2, self.heads.q - 1] {
+                    samples.push((first_row + step, head, self.wanted(&keys, part, step, head)));
+                }
+            }
+            first_row += part.rows;
+        }
+        samples
+    }
+
+    /// Writes rows to the cache: of each a query of one head, and its key.
+    fn write(&self, backend: &mut dyn Backend, kv: KvLayer, table: &[u32], keys: &[Vec<f32>]) {
+        let heads = Heads { q: 1, ..self.heads };
+        let values: Vec<f32> = keys.iter().flat_map(|key| key.iter().chain(key).copied()).collect();
+        let qkv = filled_in(backend, 2 * heads.dim, &values, self.dtype);
+        let positions: Vec<u32> = (0..keys.len() as u32).collect();
+        let tables = [table.to_vec()];
+        let sequence = Sequence { first_row: 0, num_rows: keys.len(), start: 0, tables: &tables, slot: 0 };
+        backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &[sequence] });
+        backend.rope_and_cache(qkv, heads, None, kv);
+    }
+
+    /// A cache full of NaN but for what was there before the step; and the sequences' block tables.
+    fn fill(&self, backend: &mut dyn Backend) -> (KvLayer, Vec<[Vec<u32>; 1]>) {
+        let Heads { dim, v_dim, .. } = self.heads;
+        let block_size = self.block_size;
+        let counts = self.parts.iter().map(|part| (part.start + part.rows).div_ceil(block_size));
+        let num_blocks = counts.clone().sum::<usize>() + 1;
+        let (kv_heads, head_dim, v_head_dim, dtype) = (1, dim, v_dim, self.dtype.into());
+        let shape = KvShape { num_blocks, block_size, kv_heads, head_dim, v_head_dim, shared: true, dtype };
+        let kv = backend.new_kv(shape);
+        let mut free = Random(num_blocks as u64).permutation(num_blocks);
+        self.write(backend, kv, &free, &vec![vec![f32::NAN; dim]; num_blocks * block_size]);
+        let tables: Vec<[Vec<u32>; 1]> = counts.map(|count| [free.split_off(free.len() - count)]).collect();
+        for (part, [table]) in self.parts.iter().zip(&tables).filter(|(part, _)| part.start > 0) {
+            let keys: Vec<Vec<f32>> = (0..part.start).map(|at| self.key(part.sequence, at)).collect();
+            self.write(backend, kv, table, &keys);
+        }
+        (kv, tables)
+    }
+
+    /// Runs the step, all rows and then the last ones alone, and compares.
+    fn check(&self, backend: &mut dyn Backend, samples: &[(usize, usize, Vec<f64>)]) {
+        let Self { heads, dtype, parts, .. } = *self;
+        let (kv, tables) = self.fill(backend);
+        let rows = |part: &Part| part.start..part.start + part.rows;
+        let of_row = |part: &Part, at| [self.queries(part.sequence, at), self.key(part.sequence, at)].concat();
+        let values: Vec<f32> = parts.iter().flat_map(|part| rows(part).flat_map(|at| of_row(part, at))).collect();
+        let positions: Vec<u32> = parts.iter().flat_map(rows).map(|position| position as u32).collect();
+        let qkv = filled_in(backend, (heads.q + 1) * heads.dim, &values, dtype);
+        let out = backend.new_rounded_act(positions.len(), heads.q * heads.v_dim, dtype);
+        let (mut sequences, mut end) = (Vec::new(), 0);
+        for (slot, (part, tables)) in parts.iter().zip(&tables).enumerate() {
+            sequences.push(Sequence { first_row: end, num_rows: part.rows, start: part.start, tables, slot });
+            end += part.rows;
+        }
+        backend.begin(Batch { tokens: &positions, positions: &positions, sequences: &sequences });
+        backend.rope_and_cache(qkv, heads, None, kv);
+        let last: Vec<u32> = sequences.iter().map(|part| (part.first_row + part.num_rows - 1) as u32).collect();
+        let what = format!("{} {heads:?} blocks of {} {dtype:?} {parts:?}", backend.describe(), self.block_size);
+        for only in [None, Some(RowSelection { rows: &last })] {
+            backend.host_mut(out).fill(f32::NAN);
+            backend.attention(qkv, Attention::causal(heads, self.scale), kv, only, out);
+            let got = backend.read(out);
+            assert!(only.is_some() || got.iter().all(|x| x.is_finite()), "{what}: not finite");
+            for (row, head, want) in samples.iter().filter(|(row, ..)| only.is_none() || last.contains(&(*row as u32)))
+            {
+                let at = (row * heads.q + head) * heads.v_dim;
+                let what = format!("row {row} head {head}, last rows alone: {}, {what}", only.is_some());
+                let allowed = |index: usize| 2.0 * tolerance(dtype.into(), dtype) * f64::abs(want[index]).max(1.0);
+                check(&what, &got[at..at + heads.v_dim], want, allowed);
+            }
+        }
+    }
+
+    fn check_all(&self, backends: &mut [Box<dyn Backend>]) {
+        let samples = self.samples();
+        backends.iter_mut().for_each(|backend| self.check(&mut **backend, &samples));
+    }
+}
+
+/// Of sequences in order, with (tokens in the cache, rows).
+fn parts(of: &[(usize, usize)]) -> Vec<Part> {
+    of.iter().enumerate().map(|(sequence, &(start, rows))| Part { sequence, start, rows }).collect()
+}
+
+#[test]
+fn latent_steps_of_prompts_and_single_rows() {
+    let mixed = parts(&[(0, 130), (2047, 1), (511, 5), (70, 1), (0, 64), (63, 1), (64, 2), (0, 1)]);
+    let decode = parts(&[(1000, 1), (30, 1), (0, 1), (127, 1), (1500, 1)]);
+    let prompts = parts(&[(0, 70), (100, 33)]);
+    let few = parts(&[(0, 9), (300, 1), (190, 3)]);
+    let mut backends = with_attention_kernels();
+    for (q, parts, block_size) in [
+        (16, &mixed, 16),
+        (16, &decode, 64),
+        (16, &prompts, 32),
+        (5, &mixed, 8),
+        (5, &decode, 48),
+        (1, &mixed, 128),
+        (1, &decode, 16),
+        (64, &few, 24),
+        (128, &few, 16),
+        (128, &decode, 16),
+    ] {
+        for dtype in [DType::Bf16, DType::F16] {
+            Latent { heads: deepseek(q), block_size, dtype, scale: 0.1, parts }.check_all(&mut backends);
+        }
+    }
+}
+
+/// Their keys fall to many blocks of a grid.
+#[test]
+fn latent_steps_of_long_contexts() {
+    let one = parts(&[(9000, 1)]);
+    let several = parts(&[(5000, 1), (100, 1), (2500, 4)]);
+    let mut backends = with_attention_kernels();
+    for (q, parts) in [(16, &one), (128, &one), (8, &several)] {
+        Latent { heads: deepseek(q), block_size: 16, dtype: DType::Bf16, scale: 0.1, parts }.check_all(&mut backends);
+    }
+}
+
+/// Few keys have nearly all of the weight, and which they are changes along a context.
+#[test]
+fn latent_scores_that_rise() {
+    let parts = parts(&[(0, 200), (700, 1)]);
+    let mut backends = with_attention_kernels();
+    for scale in [0.4, 3.0] {
+        Latent { heads: deepseek(4), block_size: 16, dtype: DType::F16, scale, parts: &parts }.check_all(&mut backends);
+    }
+}
+
+#[test]
+fn latent_keys_of_other_sizes() {
+    let parts = parts(&[(0, 70), (200, 1), (30, 3)]);
+    let mut backends = with_attention_kernels();
+    for (dim, v_dim, block_size) in [(48, 32, 16), (320, 256, 16), (576, 512, 4)] {
+        let heads = Heads { q: 4, kv: 1, dim, v_dim };
+        Latent { heads, block_size, dtype: DType::Bf16, scale: 0.1, parts: &parts }.check_all(&mut backends);
     }
 }

@@ -4,6 +4,7 @@ use crate::attention::attention_decode;
 use crate::attention::attention_prefill::{self, HopperTile};
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::jit::specialization::{HOPPER, LOWEST};
+use crate::latent::attention_latent;
 use crate::options::AttentionBackend;
 use crate::runtime::arch::Arch;
 use crate::runtime::context::Context;
@@ -47,7 +48,30 @@ pub(crate) fn select(
     device: AttentionDevice,
     expected: ExpectedAttention,
 ) -> Result<Selected, String> {
+    if expected.shared {
+        return select_latent(asked, device, expected);
+    }
     let (mma, hopper) = (without_mma(device, expected), without_hopper(device, expected));
+    let prefill = best_of(asked, mma, hopper)?;
+    let decode = if prefill == AttentionBackend::Plain { prefill } else { AttentionBackend::Mma };
+    Ok(Selected { prefill, decode })
+}
+
+/// The kernels for layers whose values are a part of keys: one for prompts and single rows, or the plain one.
+fn select_latent(
+    asked: AttentionBackend,
+    device: AttentionDevice,
+    expected: ExpectedAttention,
+) -> Result<Selected, String> {
+    let (mma, hopper) =
+        (attention_latent::refusal(device, expected), attention_latent::hopper_refusal(device, expected.block_size));
+    let selected = best_of(asked, mma, hopper)?;
+    Ok(Selected { prefill: selected, decode: selected })
+}
+
+/// What was asked for, or the best, given why those on tensor cores do not serve, and why that for Hopper does not
+/// where the others do.
+fn best_of(asked: AttentionBackend, mma: Option<String>, hopper: Option<String>) -> Result<AttentionBackend, String> {
     let best = match (&mma, &hopper) {
         (Some(_), _) => AttentionBackend::Plain,
         (None, Some(_)) => AttentionBackend::Mma,
@@ -61,20 +85,15 @@ pub(crate) fn select(
     if let Some(reason) = refusal {
         return Err(format!("the {} kernels {reason}; auto selects {} here", asked.name(), best.name()));
     }
-    let prefill = if asked == AttentionBackend::Auto { best } else { asked };
-    let decode = if prefill == AttentionBackend::Plain { prefill } else { AttentionBackend::Mma };
-    Ok(Selected { prefill, decode })
+    Ok(if asked == AttentionBackend::Auto { best } else { asked })
 }
 
 /// Why the kernels on tensor cores do not serve such layers, if they do not.
 fn without_mma(device: AttentionDevice, expected: ExpectedAttention) -> Option<String> {
-    let ExpectedAttention { heads, compute, cache, block_size, shared, .. } = expected;
+    let ExpectedAttention { heads, compute, cache, block_size, .. } = expected;
     let (types, dims) = (AttentionTypes { rows: compute, cache }, HeadDims { dim: heads.dim, v_dim: heads.v_dim });
     if device.arch < LOWEST {
         return Some(format!("need a GPU of compute capability {} or higher", LOWEST.capability()));
-    }
-    if shared {
-        return Some("do not read values that are a part of keys (latent attention)".to_owned());
     }
     if !types.are_short() {
         return Some("compute in 16 bits, over a cache of the same type or of fp8".to_owned());
@@ -131,6 +150,11 @@ mod tests {
         }
     }
 
+    fn deepseek() -> ExpectedAttention {
+        let heads = Heads { q: 16, kv: 1, dim: 576, v_dim: 512 };
+        ExpectedAttention { heads, hidden: 2048, shared: true, ..llama() }
+    }
+
     fn names(selected: Selected) -> [&'static str; 2] {
         let kernels = AttentionKernels::from(selected);
         [kernels.prefill, kernels.decode]
@@ -141,6 +165,7 @@ mod tests {
         let auto = |device, expected| names(select(AttentionBackend::Auto, device, expected).unwrap());
         let wide = |dim| ExpectedAttention { heads: Heads { dim, v_dim: dim, ..llama().heads }, ..llama() };
         let a100 = AttentionDevice { arch: Arch::new(8, 0), shared_of_block: 163 << 10 };
+        let l40s = AttentionDevice { arch: Arch::new(8, 9), shared_of_block: 99 << 10 };
         let t4 = AttentionDevice { arch: Arch::new(7, 5), shared_of_block: 64 << 10 };
         let f32 = ExpectedAttention { compute: DType::F32, cache: KvDType::Float(DType::F32), ..llama() };
         for (device, expected, wanted) in [
@@ -166,6 +191,14 @@ mod tests {
             (H100, wide(144), ["mma", "mma"]),
             (H100, wide(72), ["plain", "plain"]),
             (H100, ExpectedAttention { shared: true, ..llama() }, ["plain", "plain"]),
+            (H100, deepseek(), ["hopper", "hopper"]),
+            (H100, ExpectedAttention { block_size: 48, ..deepseek() }, ["hopper", "hopper"]),
+            (H100, ExpectedAttention { block_size: 4, ..deepseek() }, ["mma", "mma"]),
+            (H100, ExpectedAttention { cache: KvDType::E4m3, ..deepseek() }, ["plain", "plain"]),
+            (H100, ExpectedAttention { scores: RELATIVE, ..deepseek() }, ["plain", "plain"]),
+            (a100, deepseek(), ["mma", "mma"]),
+            (l40s, deepseek(), ["mma", "mma"]),
+            (t4, deepseek(), ["plain", "plain"]),
             (H100, ExpectedAttention { block_size: 8, ..llama() }, ["plain", "plain"]),
             (H100, f32, ["plain", "plain"]),
             (a100, llama(), ["mma", "mma"]),
@@ -184,6 +217,11 @@ mod tests {
         let biased = ExpectedAttention { scores: RELATIVE, ..llama() };
         let error = asked(AttentionBackend::Hopper, biased).unwrap_err();
         assert!(error.contains("relative bias") && error.contains("auto selects mma"), "{error}");
+        assert_eq!(asked(AttentionBackend::Hopper, deepseek()), Ok(["hopper", "hopper"]));
+        assert_eq!(asked(AttentionBackend::Mma, deepseek()), Ok(["mma", "mma"]));
+        let narrow = ExpectedAttention { cache: KvDType::E4m3, ..deepseek() };
+        let error = asked(AttentionBackend::Hopper, narrow).unwrap_err();
+        assert!(error.contains("16 bits") && error.contains("auto selects plain"), "{error}");
         let f32 = ExpectedAttention { compute: DType::F32, cache: KvDType::Float(DType::F32), ..llama() };
         let error = asked(AttentionBackend::Mma, f32).unwrap_err();
         assert!(error.contains("16 bits") && error.contains("auto selects plain"), "{error}");

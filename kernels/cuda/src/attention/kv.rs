@@ -34,10 +34,11 @@ impl Kv {
         Self { shape, keys, values, maps: None }
     }
 
-    /// Describes it to the copy engine, which will bring `tokens` tokens of a block at once, unless values are a part
-    /// of keys.
+    /// Describes it to the copy engine, which will bring `tokens` tokens of a block at once. Values that are a part of
+    /// keys are read as these.
     pub(crate) fn map(&mut self, device: &mut Device, tokens: usize) {
-        let memory = self.keys.as_ref().zip(self.values.as_ref());
+        let values = if self.shape.shared { &self.keys } else { &self.values };
+        let memory = self.keys.as_ref().zip(values.as_ref());
         self.maps = memory.and_then(|(keys, values)| Maps::new(device, self.shape, tokens, keys, values));
     }
 

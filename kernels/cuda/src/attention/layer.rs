@@ -74,6 +74,11 @@ impl Layer {
         self.window == u32::MAX && self.bidirectional == 0 && self.relative == 0
     }
 
+    /// Whether there is more to the sum of weights than those of keys.
+    pub(crate) fn has_sinks(&self) -> bool {
+        self.sinks != 0
+    }
+
     /// What is done to scores.
     pub(crate) fn scores(&self) -> ScoreMods {
         ScoreMods { soft_cap: self.soft_cap != 0.0, alibi: self.alibi != 0, relative: self.relative != 0 }

@@ -18,6 +18,7 @@ use crate::attention::kv::Kv;
 use crate::attention::layer::{AttentionTypes, HeadDims, HeadScales, Layer, Params, Tensors};
 use crate::fusion::op::{self, Op};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
+use crate::latent::attention_latent::{self, Latent, Parts, Step};
 use crate::options::{AttentionBackend, CascadeAttention};
 use crate::runtime::activations::View;
 use crate::runtime::batch::{Batch, Rows};
@@ -41,6 +42,8 @@ pub(crate) struct Alone<'a> {
 #[derive(Debug)]
 pub(crate) struct Attention {
     scratch: Option<(Scratch, Counter)>,
+    /// What latent attention leaves between its kernels, once a layer was seen that has it.
+    latent: Option<Parts>,
     /// What cascade attention leaves, once a layer was seen that it is for.
     units: Option<Units>,
     backend: AttentionBackend,
@@ -54,7 +57,7 @@ impl Attention {
     /// With the kernels that are asked for.
     pub(crate) fn new(backend: AttentionBackend, cascade: CascadeAttention) -> Self {
         let (cascade_kernels, cascade_tables) = (Vec::new(), Vec::new());
-        Self { scratch: None, units: None, backend, cascade, cascade_kernels, cascade_tables }
+        Self { scratch: None, latent: None, units: None, backend, cascade, cascade_kernels, cascade_tables }
     }
 
     /// Whether steps may attend to a shared prefix once.
@@ -99,7 +102,11 @@ impl Attention {
     pub(crate) fn run(&mut self, device: &mut Device, qkv: View, params: Params, batch: &Batch, kv: &Kv, out: View) {
         let layer = Layer::new(qkv, params, batch, kv);
         let tensors = Tensors::new(qkv, kv, out);
-        if !self.fast(device, tensors, layer, batch, kv) {
+        let done = match self.latent(device, tensors, layer, kv) {
+            Some(latent) => self.run_latent(device, latent, Step::of(batch, layer.q_heads as usize)),
+            None => self.fast(device, tensors, layer, batch, kv),
+        };
+        if !done {
             plain(device, tensors, layer, batch);
         }
     }
@@ -117,6 +124,10 @@ impl Attention {
         let ([qkv, out], Alone { batch, rows }) = (io, alone);
         let layer = Layer::new(qkv, params, batch, kv);
         let tensors = Tensors::new(qkv, kv, out);
+        if let Some(latent) = self.latent(device, tensors, layer, kv) {
+            let Some(alone) = batch.alone(device, rows) else { return false };
+            return self.run_latent(device, latent, Step::of_rows(alone, layer.q_heads as usize));
+        }
         if self.backend == AttentionBackend::Plain
             || !fits(device, tensors, layer, kv)
             || !attention_decode::fits(device, tensors, layer, rows.len())
@@ -127,6 +138,22 @@ impl Attention {
         self.prepare(device);
         let Some((scratch, _)) = &self.scratch else { return true };
         attention_decode::run(device, scratch, tensors, layer, alone)
+    }
+
+    /// Latent attention, where its kernels are for a layer.
+    fn latent<'a>(&self, device: &Device, tensors: Tensors, layer: Layer, kv: &'a Kv) -> Option<Latent<'a>> {
+        let latent = Latent { tensors, layer, kv };
+        let serves = self.backend != AttentionBackend::Plain && latent.fits((&*device.context).into());
+        serves.then_some(latent)
+    }
+
+    /// Of all rows; false where that cannot be here.
+    fn run_latent(&mut self, device: &mut Device, latent: Latent<'_>, step: Step) -> bool {
+        if self.latent.is_none() {
+            self.latent = Parts::new(device);
+        }
+        let Some(parts) = &self.latent else { return true };
+        attention_latent::run(device, parts, latent, step)
     }
 
     fn prepare(&mut self, device: &mut Device) {
@@ -241,6 +268,9 @@ pub(crate) fn are_fast(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims)
 
 /// Tokens of a block that a kernel reads at once by the copy engine, if one does so with a cache of this shape.
 pub(crate) fn mapped_tokens(device: &Device, shape: KvShape) -> Option<usize> {
+    if shape.shared {
+        return attention_latent::mapped_tokens((&*device.context).into(), shape);
+    }
     let KvShape { block_size, head_dim, v_head_dim, dtype, .. } = shape;
     let heads = HeadDims { dim: head_dim, v_dim: v_head_dim };
     let tile = HopperTile::of(heads, dtype, block_size);

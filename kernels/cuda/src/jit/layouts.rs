@@ -7,7 +7,7 @@
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-use crate::{attention, comm, fusion, gemm, layers, moe, recurrent, runtime, sampling, weights, whole_step};
+use crate::{attention, comm, fusion, gemm, latent, layers, moe, recurrent, runtime, sampling, weights, whole_step};
 
 /// Name that kernels include [`header`] by.
 pub(crate) const NAME: &str = "layouts.cuh";
@@ -86,6 +86,7 @@ const LAYOUTS: &[Layout] = &[
     <recurrent::selective_scan::Scan as Twin>::LAYOUT,
     <attention::attention_decode::Shares as Twin>::LAYOUT,
     <recurrent::scan_chunks::Spans as Twin>::LAYOUT,
+    <latent::attention_latent::Split as Twin>::LAYOUT,
     <whole_step::Step as Twin>::LAYOUT,
     <sampling::Tables as Twin>::LAYOUT,
 ];

@@ -13,7 +13,7 @@ use crate::gemm::table::Facts;
 use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
 use crate::jit::sources::Need;
 use crate::jit::specialization::{LOWEST, Special};
-use crate::latent::head_matmul_mma;
+use crate::latent::{attention_latent, head_matmul_mma};
 use crate::layers::norm_prepared;
 use crate::moe::experts::Keep;
 use crate::moe::experts_packed::PackedExperts;
@@ -43,6 +43,12 @@ impl CudaBackend {
             order(&self.device, head_matmul_mma::specials(compute));
         }
         if selected.decode == AttentionBackend::Plain {
+            return self.order_for_ranks();
+        }
+        if shared {
+            let first = attention_latent::specials(selected.prefill == AttentionBackend::Hopper, compute);
+            order(&self.device, first.iter().copied());
+            self.first_needed.extend(first);
             return self.order_for_ranks();
         }
         // A first request needs them in this order.

@@ -157,6 +157,9 @@ pub(crate) const KERNELS: &[Source] = sources! {
 pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_cascade" in "attention"
     "attention_decode" in "attention"
+    "attention_latent" in "latent"
+    "attention_latent_merge" in "latent"
+    "attention_latent_mma" in "latent"
     "attention_prefill" in "attention"
     "attention_prefill_hopper" in "attention"
     "delta_rule_inter" in "recurrent"
@@ -213,6 +216,10 @@ const HEADERS: &[(&str, &str)] = &[
     ("hopper_registers.cuh", include_str!("../../csrc/include/hopper_registers.cuh")),
     ("hopper_rows.cuh", include_str!("../../csrc/include/hopper_rows.cuh")),
     ("hopper_values.cuh", include_str!("../../csrc/attention/hopper_values.cuh")),
+    ("latent_block.cuh", include_str!("../../csrc/latent/latent_block.cuh")),
+    ("latent_list.cuh", include_str!("../../csrc/latent/latent_list.cuh")),
+    ("latent_parts.cuh", include_str!("../../csrc/latent/latent_parts.cuh")),
+    ("latent_rows.cuh", include_str!("../../csrc/latent/latent_rows.cuh")),
     ("mma.cuh", include_str!("../../csrc/include/mma.cuh")),
     ("mma_rows.cuh", include_str!("../../csrc/attention/mma_rows.cuh")),
     ("norm.cuh", include_str!("../../csrc/include/norm.cuh")),

@@ -1,3 +1,4 @@
-//! What latent attention alone needs: products of heads.
+//! Latent attention, and the products of heads around it.
 
+pub(crate) mod attention_latent;
 pub(crate) mod head_matmul_mma;

@@ -206,6 +206,11 @@ impl Batch {
         self.lengths.iter().filter(|length| **length > 1).map(|length| (length * group).div_ceil(size)).sum()
     }
 
+    /// The same of all sequences.
+    pub(crate) fn all_tiles(&self, group: usize, size: usize) -> usize {
+        self.lengths.iter().map(|length| (length * group).div_ceil(size)).sum()
+    }
+
     /// How many sequences have `least` rows or more.
     pub(crate) fn with_rows(&self, least: usize) -> usize {
         self.lengths.iter().filter(|length| **length >= least).count()

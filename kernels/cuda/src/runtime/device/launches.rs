@@ -69,6 +69,20 @@ impl Device {
         true
     }
 
+    /// The same, to start when all before it is done if `is_new`: it reads early what the kernel before it writes.
+    pub(crate) fn launch_after(
+        &mut self,
+        is_new: bool,
+        special: Special,
+        shape: Shape,
+        arguments: &mut [Argument<'_>],
+    ) -> bool {
+        match is_new {
+            true => self.launch_special_in_order(special, shape, arguments),
+            false => self.launch_special(special, shape, arguments),
+        }
+    }
+
     /// Queues a kernel that may start while the one before it ends: it waits inside (`wait_for_inputs`) for what that
     /// writes.
     pub(crate) fn launch_early(&mut self, name: Name, shape: Shape, arguments: &mut [Argument<'_>]) {

@@ -95,8 +95,8 @@ struct LatentList {
     }
 
     // How many clusters of `most` the list is cut among: where tiles of rows are all as long as each other, as decoding
-    // sequences' often are, a number for which whole ones, or whole parts of each, fall to a cluster, if that leaves few
-    // of them idle.
+    // sequences' often are, a number for which whole ones, or whole parts of each, fall to a cluster, if that leaves
+    // few of them idle.
     DEVICE u32 teams(u32 total, u32 most) const {
         u32 tiles = 0, longest = 0;
         for (u32 base = threadIdx.x % 32; base < sequences; base += 32) {
@@ -113,8 +113,8 @@ struct LatentList {
         return count >= most - most / 5 && (tiles <= most || tiles % each == 0) ? count : most;
     }
 
-    // The piece of at most `most` units that begins at unit `unit` of the list, which there must be. `mine`: of a lane's
-    // one of the first 32 sequences.
+    // The piece of at most `most` units that begins at unit `unit` of the list, which there must be. `mine`: of a
+    // lane's one of the first 32 sequences.
     DEVICE Piece seek(u32 unit, u32 most, u32 mine) const {
         const u32 lane = threadIdx.x % 32;
         Piece piece = {};

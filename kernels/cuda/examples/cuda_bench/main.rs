@@ -10,7 +10,8 @@
 //! blocks that sequences share are read by each of them; without it, once wherever two share any.
 //!
 //! `sharded`, in place of a part: products of few outputs, in every tactic; `scans`: what Mamba does between products,
-//! in chunks of rows and row by row; `delta-rule`: linear attention, in both ways.
+//! in chunks of rows and row by row; `delta-rule`: linear attention, in both ways; `latent`: latent attention, and the
+//! same by the plain kernel; `latent-heads`: the products around it.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
@@ -20,6 +21,7 @@
 mod adapters;
 mod cascade;
 mod delta_rule;
+mod latent;
 mod layer;
 mod many;
 mod mixture;
@@ -155,6 +157,12 @@ fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(
     }
     if wanted("delta-rule") {
         delta_rule::delta_rule(rates, options)?;
+    }
+    if wanted("latent-heads") {
+        latent::products(rates, options)?;
+    }
+    if wanted("latent") {
+        latent::latent(rates, options)?;
     }
     if wanted("sharded") { sharded::sharded(rates, options) } else { Ok(()) }
 }

@@ -10,14 +10,14 @@
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
-use super::digits::{DIGITS, Digits, RowBlock, SPAN, shift};
+use super::digits::{DIGITS, Digits, RowBlock, SPAN};
 use super::integers::{Arithmetic, Integers, LEAST_BLOCK};
 use super::needs::Needs;
 use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::PANEL;
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
-use crate::cpu::simd::ints::{IntKernel, Ints};
+use crate::cpu::simd::ints::{IntKernel, Ints, second_bits};
 use crate::cpu::simd::tile::{TILE_BYTES, TILE_ROWS, TileShape, load, multiply_bytes, release, store, zero};
 use crate::cpu::simd::x86::ints::with_vnni;
 use crate::ops::CodeBits;
@@ -289,7 +289,7 @@ impl Strip<'_> {
                 let whole = match BITS {
                     4 => integers,
                     _ => S::plus(
-                        S::shift_left::<{ shift(CodeBits::Eight) }>(integers),
+                        S::shift_left::<{ second_bits(8) }>(integers),
                         S::load_integers(made.add(TILE_BYTES + row * PANEL * 4)),
                     ),
                 };

@@ -1,11 +1,12 @@
-//! Rows of products of integers: each number becomes an integer of two digits of 8 bits, and 128 numbers share a scale.
+//! Rows of products of integers: each number becomes an integer, in two digits of 8 bits or as instructions take it
+//! ([`Ints::store_chunk`]), and 128 numbers share a scale.
 //!
 //! With codes of four bits an integer has 12 bits, with codes of eight bits 15, beside the largest of its span. One
 //! digit, 8 bits, moved SmolLM2's log-probabilities by 0.3 and its perplexity by 1 %, which the bf16 that inputs may be
 //! rounded to does not.
 //!
 //! ```text
-//! row block   [chunk][row][digit][chunk's k] bytes; then what integer sums begin with and the sums of the integers,
+//! row block   [chunk][row] of two bytes for each k; then what integer sums begin with and the sums of the integers,
 //!             [block][row] each; then the scales, [span][row]
 //! ```
 //! A chunk is what one tile takes, a block shares a scale of the codes and gives one integer sum, and a span shares a
@@ -15,7 +16,7 @@ use super::integers::{Arithmetic, Integers};
 use super::product::Product;
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
-use crate::cpu::simd::ints::{IntKernel, Ints, vectorize_ints};
+use crate::cpu::simd::ints::{IntKernel, Ints, second_bits, vectorize_ints};
 use crate::ops::CodeBits;
 use std::ops::Range;
 
@@ -25,15 +26,6 @@ pub(super) const DIGITS: usize = 2;
 pub(super) const SPAN: usize = 128;
 /// Below this a span's largest number counts as zero: its reciprocal would be no number.
 const SMALLEST: f32 = 1e-30;
-
-/// Bits of the second digit; the first has eight. Sixteen times a code of four bits is a byte as well, which lets one
-/// tile product take both digits.
-pub(super) const fn shift(bits: CodeBits) -> u32 {
-    match bits {
-        CodeBits::Four => 4,
-        CodeBits::Eight => 7,
-    }
-}
 
 /// How the rows of a product lie.
 #[derive(Clone, Copy)]
@@ -49,8 +41,8 @@ pub(super) struct Digits {
     pub(super) spans: usize,
     /// Rows of a row block.
     pub(super) rows: usize,
-    /// Bits of the second digit.
-    shift: u32,
+    /// Of a code.
+    bits: usize,
     /// What is taken from every code, and the unit of the codes' scales.
     base: i32,
     unit: f32,
@@ -81,7 +73,7 @@ impl Digits {
             blocks: k.div_ceil(block),
             spans: k.div_ceil(SPAN),
             rows,
-            shift: shift(codes.bits),
+            bits: if codes.bits == CodeBits::Four { 4 } else { 8 },
             base: i32::from(codes.bits.middle()),
             unit,
         })
@@ -149,42 +141,42 @@ struct Round<'a> {
 impl IntKernel for Round<'_> {
     #[inline(always)]
     fn run<S: Ints>(self) {
-        match (self.digits.shift, self.digits.chunk) {
+        match (self.digits.bits, self.digits.chunk) {
             (4, 32) => self.row::<S, 4, 32>(),
             (4, _) => self.row::<S, 4, 16>(),
-            (_, 64) => self.row::<S, 7, 64>(),
-            (_, 32) => self.row::<S, 7, 32>(),
-            (_, _) => self.row::<S, 7, 16>(),
+            (_, 64) => self.row::<S, 8, 64>(),
+            (_, 32) => self.row::<S, 8, 32>(),
+            (_, _) => self.row::<S, 8, 16>(),
         }
     }
 }
 
 impl Round<'_> {
     #[inline(always)]
-    fn row<S: Ints, const SHIFT: u32, const CHUNK: usize>(&self) {
+    fn row<S: Ints, const BITS: usize, const CHUNK: usize>(&self) {
         for span in 0..self.digits.spans {
             let rest = self.x.get(span * SPAN..).unwrap_or_default();
             if let Some(x) = rest.first_chunk() {
-                self.span::<S, SHIFT, CHUNK>(x, span);
+                self.span::<S, BITS, CHUNK>(x, span);
             } else {
                 let mut padded = [0.0; SPAN];
                 padded[..rest.len()].copy_from_slice(rest);
-                self.span::<S, SHIFT, CHUNK>(&padded, span);
+                self.span::<S, BITS, CHUNK>(&padded, span);
             }
         }
     }
 
     /// Rounds the numbers of a span.
     #[inline(always)]
-    fn span<S: Ints, const SHIFT: u32, const CHUNK: usize>(&self, x: &[f32; SPAN], span: usize) {
+    fn span<S: Ints, const BITS: usize, const CHUNK: usize>(&self, x: &[f32; SPAN], span: usize) {
         let Digits { block_chunks, span_blocks, rows, base, unit, .. } = self.digits;
-        let (factor, scale) = scale::<S, SHIFT>(x);
+        let (factor, scale) = scale::<S, BITS>(x);
         // SAFETY: there is a scale for each row of each span.
         unsafe { *self.to.scales.cast_mut().add(span * rows + self.row) = scale * unit };
         for block in span * span_blocks..(span + 1) * span_blocks {
             let mut total = S::integer(0);
             for chunk in block * block_chunks..(block + 1) * block_chunks {
-                let sum = self.chunk::<S, SHIFT, CHUNK>(&x[chunk * CHUNK % SPAN..][..CHUNK], factor, chunk);
+                let sum = self.chunk::<S, BITS, CHUNK>(&x[chunk * CHUNK % SPAN..][..CHUNK], factor, chunk);
                 total = S::plus(total, sum);
             }
             let (total, entry) = (S::total(total), block * rows + self.row);
@@ -198,7 +190,7 @@ impl Round<'_> {
 
     /// Rounds the numbers of a chunk; the sums of the integers.
     #[inline(always)]
-    fn chunk<S: Ints, const SHIFT: u32, const CHUNK: usize>(
+    fn chunk<S: Ints, const BITS: usize, const CHUNK: usize>(
         &self,
         x: &[f32],
         factor: f32,
@@ -211,12 +203,9 @@ impl Round<'_> {
                 let x = S::load(x.as_ptr().add(at)).mul(S::splat(factor));
                 // What is no finite number has no factor, and times zero it may be no number: zero then.
                 let integers = if factor == 0.0 { S::integer(0) } else { S::nearest(x) };
-                let first = S::shift_right::<SHIFT>(S::plus(integers, S::integer(1 << (SHIFT - 1))));
-                let second = S::minus(integers, S::shift_left::<SHIFT>(first));
                 total = S::plus(total, integers);
-                let to = self.to.digits.cast_mut().add((chunk * self.digits.rows + self.row) * DIGITS * CHUNK + at);
-                S::store_bytes(first, to);
-                S::store_bytes(second, to.add(CHUNK));
+                let to = self.to.digits.cast_mut().add((chunk * self.digits.rows + self.row) * DIGITS * CHUNK);
+                S::store_chunk::<BITS, CHUNK>(integers, to, at);
             }
         }
         total
@@ -226,8 +215,9 @@ impl Round<'_> {
 /// What numbers are multiplied by to become integers, and what these stand for: zero of nothing but zeros; of numbers
 /// that are not finite, zero and no number, which makes whole sums no number.
 #[inline(always)]
-fn scale<S: Ints, const SHIFT: u32>(x: &[f32; SPAN]) -> (f32, f32) {
-    let most = ((127 << SHIFT) + (1 << (SHIFT - 1)) - 1) as f32;
+fn scale<S: Ints, const BITS: usize>(x: &[f32; SPAN]) -> (f32, f32) {
+    let shift = second_bits(BITS);
+    let most = ((127 << shift) + (1 << (shift - 1)) - 1) as f32;
     let (mut largest, mut not_finite) = (S::splat(0.0), S::splat(0.0));
     for at in (0..SPAN).step_by(S::N) {
         // SAFETY: a span is whole vectors.
@@ -248,32 +238,63 @@ fn scale<S: Ints, const SHIFT: u32>(x: &[f32; SPAN]) -> (f32, f32) {
 mod tests {
     use super::*;
 
+    /// The integers of a row of one span in chunks of 32: what each is times a code of one.
+    struct Read<'a> {
+        bits: usize,
+        digits: *const u8,
+        integers: &'a mut Vec<i32>,
+    }
+
+    impl IntKernel for Read<'_> {
+        fn run<S: Ints>(self) {
+            match self.bits {
+                4 => self.all::<S, 4>(),
+                _ => self.all::<S, 8>(),
+            }
+        }
+    }
+
+    impl Read<'_> {
+        fn all<S: Ints, const BITS: usize>(self) {
+            for at in 0..SPAN {
+                let (step, mut codes) = (32 / BITS, [0_u8; 64]);
+                let (byte, half) = (at % 4, at % step / 4);
+                codes[..S::N * 4].chunks_mut(4).for_each(|lane| lane[byte] = 1 << (4 * half));
+                // SAFETY: the codes are a vector's, and the chunk is one of four.
+                let sums = unsafe {
+                    let (codes, x) = (S::load_codes::<BITS>(codes.as_ptr()), self.digits.add(at / 32 * 64));
+                    S::multiply::<BITS, 32>(S::sums(0), codes, x, at % 32 / step * step)
+                };
+                let total = S::total(S::whole::<BITS>(sums));
+                assert_eq!(total % S::N as i32, 0, "lanes differ");
+                self.integers.push(total / S::N as i32);
+            }
+        }
+    }
+
     /// The integers, begins, sums and scale of a span of one row, in two blocks of two chunks.
-    fn rounded(isa: Isa, shift: u32, x: &[f32]) -> (Vec<i32>, [i32; 2], [f32; 2], f32) {
+    fn rounded(isa: Isa, bits: usize, x: &[f32]) -> (Vec<i32>, [i32; 2], [f32; 2], f32) {
         let (block_chunks, span_blocks) = (2, 2);
         let (chunks, blocks, spans) = (4, 2, 1);
         let digits =
-            Digits { chunk: 32, block_chunks, span_blocks, chunks, blocks, spans, rows: 1, shift, base: 8, unit: 2.0 };
+            Digits { chunk: 32, block_chunks, span_blocks, chunks, blocks, spans, rows: 1, bits, base: 8, unit: 2.0 };
         let mut room = vec![0_u64; digits.bytes() / 8];
         // SAFETY: the room is that of a row block.
         let to = unsafe { digits.row_block(Shared::new(room.as_mut_ptr().cast()), 0) };
         vectorize_ints(isa, Round { digits, x, row: 0, to });
-        // SAFETY: there are two digits for each number, two blocks and one span.
-        unsafe {
-            let digit = |at: usize| i32::from(*to.digits.cast::<i8>().add(at));
-            let place = |at: usize| at / 32 * 64 + at % 32;
-            let integers = (0..SPAN).map(|at| (digit(place(at)) << shift) + digit(place(at) + 32)).collect();
-            (integers, *to.begins.cast(), *to.sums.cast(), *to.scales)
-        }
+        let mut integers = Vec::new();
+        vectorize_ints(isa, Read { bits, digits: to.digits, integers: &mut integers });
+        // SAFETY: there are two blocks and one span.
+        unsafe { (integers, *to.begins.cast(), *to.sums.cast(), *to.scales) }
     }
 
     #[test]
-    fn two_digits_are_the_nearest_integer() {
+    fn numbers_become_the_nearest_integers() {
         let x: Vec<f32> = (0..126).map(|at| (at as f32 - 41.3) * 0.37).collect();
         let largest = x.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         for isa in Isa::available() {
-            for (shift, most) in [(4, 2039.0), (7, 16_319.0)] {
-                let (integers, begins, sums, scale) = rounded(isa, shift, &x);
+            for (bits, most) in [(4, 2039.0), (8, 16_319.0)] {
+                let (integers, begins, sums, scale) = rounded(isa, bits, &x);
                 let totals = [&integers[..64], &integers[64..]].map(|block| block.iter().sum::<i32>());
                 assert_eq!((begins, sums), (totals.map(|total| -8 * total), totals.map(|total| total as f32)));
                 assert_eq!(scale, largest / most * 2.0, "{isa:?}");
@@ -294,7 +315,7 @@ mod tests {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut x = [1.0; SPAN];
                 x[9] = bad;
-                let (integers, begins, _, scale) = rounded(isa, 7, &x);
+                let (integers, begins, _, scale) = rounded(isa, 8, &x);
                 assert!(scale.is_nan() && begins == [0; 2] && integers == [0; SPAN], "{isa:?} {bad}");
             }
         }

@@ -1,14 +1,14 @@
-//! Products of integer codes where inputs may be rounded: rows are of integers ([`super::digits`]), and four products a
-//! lane are summed by one instruction.
+//! Products of integer codes where inputs may be rounded: rows are of integers ([`super::digits`]), and several
+//! products a lane are summed by one instruction ([`Ints::multiply`]).
 //!
-//! Sums of integers are exact, so how many rows share a tile changes no bit. A block of k gives an integer sum of each
-//! digit; the two make one, which is multiplied by the columns' scales and added in f32 to that of a span, which is
+//! Sums of integers are exact, so neither how many rows share a tile nor the instruction set changes a bit. A block of
+//! k gives an integer sum, which is multiplied by the columns' scales and added in f32 to that of a span, which is
 //! multiplied by the rows' scales. What a weight has beside its code times its scale is multiplied by the row's own
 //! sum. (Rounding inputs for dot products of bytes is llama.cpp's idea.)
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
-use super::digits::{DIGITS, Digits, RowBlock, shift};
+use super::digits::{DIGITS, Digits, RowBlock};
 use super::integers::{Arithmetic, Integers};
 use super::needs::Needs;
 use super::product::{Product, Tile};
@@ -19,8 +19,9 @@ use crate::cpu::simd::ints::{IntKernel, Ints, vectorize_ints};
 use crate::ops::CodeBits;
 use std::ops::Range;
 
-/// Rows of a tile, at most.
-const MOST_ROWS: usize = 2;
+/// Rows of a tile, at most: of AVX2 and of others. With AVX2 a row's sums are in one register, with VNNI in two, and
+/// codes take more to unpack.
+const MOST_ROWS: [usize; 2] = [8, 2];
 /// Row blocks of a task, at most.
 const TASK_BLOCKS: usize = 16;
 /// Panels of a task.
@@ -39,7 +40,8 @@ impl<'a> Job<'a> {
     /// Absent where the matrix is not of integers that may be multiplied by rounded rows.
     pub(super) fn new(isa: Isa, product: Product<'a>) -> Option<Self> {
         let codes = product.w.integers()?;
-        let rows = product.rows.clamp(1, MOST_ROWS);
+        let most = MOST_ROWS[usize::from(isa != Isa::Avx2)];
+        let rows = product.rows.clamp(1, most).next_power_of_two();
         let digits = Digits::new(codes, product.w.k, rows)?;
         Some(Self { isa, product, codes, digits, row_blocks: product.rows.div_ceil(rows) })
     }
@@ -122,10 +124,13 @@ impl Strip<'_> {
                     (1, 4.., 16) => self.tile::<S, BITS, CHUNK, 1, 4>(row_block, panel),
                     (1, 2.., 16) => self.tile::<S, BITS, CHUNK, 1, 2>(row_block, panel),
                     (1, _, 16) => self.tile::<S, BITS, CHUNK, 1, 1>(row_block, panel),
-                    (_, 2.., 16) => self.tile::<S, BITS, CHUNK, MOST_ROWS, 2>(row_block, panel),
-                    (_, _, 16) => self.tile::<S, BITS, CHUNK, MOST_ROWS, 1>(row_block, panel),
+                    (2, 2.., 16) => self.tile::<S, BITS, CHUNK, 2, 2>(row_block, panel),
+                    (2, _, 16) => self.tile::<S, BITS, CHUNK, 2, 1>(row_block, panel),
+                    (1, 2.., _) => self.tile::<S, BITS, CHUNK, 1, 4>(row_block, panel),
                     (1, _, _) => self.tile::<S, BITS, CHUNK, 1, 2>(row_block, panel),
-                    (_, _, _) => self.tile::<S, BITS, CHUNK, MOST_ROWS, 2>(row_block, panel),
+                    (2, _, _) => self.tile::<S, BITS, CHUNK, 2, 2>(row_block, panel),
+                    (4, _, _) => self.tile::<S, BITS, CHUNK, 4, 2>(row_block, panel),
+                    (_, _, _) => self.tile::<S, BITS, CHUNK, 8, 2>(row_block, panel),
                 };
             }
         }
@@ -151,7 +156,7 @@ impl Strip<'_> {
             for span in 0..digits.spans {
                 let mut part = [[S::splat(0.0); C]; R];
                 for block in digits.blocks_of(span) {
-                    let dots = self.dots::<S, BITS, CHUNK, R, C>(&x, block, of_vector);
+                    let dots = self.block::<S, BITS, CHUNK, R, C>(&x, block, of_vector);
                     let k = digits.chunks_of(block).start * CHUNK;
                     for c in 0..C {
                         let place = codes.place(panel + c / per_panel, k) + c % per_panel * S::N;
@@ -184,19 +189,45 @@ impl Strip<'_> {
     /// # Safety
     /// As in [`Self::tile`].
     #[inline(always)]
+    unsafe fn block<S: Ints, const BITS: usize, const CHUNK: usize, const R: usize, const C: usize>(
+        &self,
+        x: &RowBlock,
+        block: usize,
+        of_vector: impl Fn(usize) -> *const u8,
+    ) -> [[S::Integers; C]; R] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if R <= 2 {
+                return self.dots::<S, BITS, CHUNK, R, C>(x, block, of_vector);
+            }
+            // The sums of many rows leave no registers for inputs that vectors would share.
+            let mut sums = [[S::integer(0); C]; R];
+            for c in 0..C {
+                let one = self.dots::<S, BITS, CHUNK, R, 1>(x, block, |_| of_vector(c));
+                for r in 0..R {
+                    sums[r][c] = one[r][0];
+                }
+            }
+            sums
+        }
+    }
+
+    /// The same of vectors that go through the block together.
+    ///
+    /// # Safety
+    /// As in [`Self::tile`].
+    #[inline(always)]
     unsafe fn dots<S: Ints, const BITS: usize, const CHUNK: usize, const R: usize, const C: usize>(
         &self,
         x: &RowBlock,
         block: usize,
         of_vector: impl Fn(usize) -> *const u8,
     ) -> [[S::Integers; C]; R] {
-        let mut dots = [[[S::integer(0); C]; DIGITS]; R];
         // SAFETY: the caller's promise.
         unsafe {
-            if BITS == 4 || S::UNSIGNED {
-                for r in 0..R {
-                    dots[r][1] = [S::integer(*x.begins.add(block * R + r)); C];
-                }
+            let mut dots = [[S::sums(0); C]; R];
+            for r in 0..R {
+                dots[r] = [S::sums(*x.begins.add(block * R + r)); C];
             }
             for chunk in self.job.digits.chunks_of(block) {
                 let numbers = x.digits.add(chunk * R * DIGITS * CHUNK);
@@ -204,36 +235,33 @@ impl Strip<'_> {
                 let step = 32 / BITS;
                 for k in (0..CHUNK).step_by(step) {
                     for c in 0..C {
-                        let code = S::load_integers(of_vector(c).add((chunk * CHUNK + k) / step * PANEL * 4));
+                        let codes = S::load_codes::<BITS>(of_vector(c).add((chunk * CHUNK + k) / step * PANEL * 4));
                         for r in 0..R {
-                            for digit in 0..DIGITS {
-                                let four = |k: usize| S::broadcast(numbers.add((r * DIGITS + digit) * CHUNK + k));
-                                let dot = dots[r][digit][c];
-                                dots[r][digit][c] = match BITS {
-                                    4 => S::dot(S::dot(dot, S::low(code), four(k)), S::high(code), four(k + 4)),
-                                    _ => S::dot_bytes(dot, code, four(k)),
-                                };
-                            }
+                            let numbers = numbers.add(r * DIGITS * CHUNK);
+                            dots[r][c] = S::multiply::<BITS, CHUNK>(dots[r][c], codes, numbers, k);
                         }
                     }
                 }
             }
+            // Loops, since closures of an array's `map` are compiled for themselves, without the instruction set.
+            let mut whole = [[S::integer(0); C]; R];
+            for r in 0..R {
+                for c in 0..C {
+                    whole[r][c] = S::whole::<BITS>(dots[r][c]);
+                }
+            }
+            whole
         }
-        let whole = |first, second| match BITS {
-            4 => S::plus(S::shift_left::<{ shift(CodeBits::Four) }>(first), second),
-            _ => S::plus(S::shift_left::<{ shift(CodeBits::Eight) }>(first), second),
-        };
-        std::array::from_fn(|r| std::array::from_fn(|c| whole(dots[r][0][c], dots[r][1][c])))
     }
 
     /// Hands finished sums over.
     #[inline(always)]
     fn write<S: Ints, const R: usize, const C: usize>(&self, row_block: usize, panel: usize, sums: &[[S; C]; R]) {
-        let mut flat = [0.0_f32; MOST_ROWS * TASK_PANELS * PANEL];
+        let mut flat = [0.0_f32; 128];
         let width = C * S::N;
         for r in 0..R {
             for c in 0..C {
-                // SAFETY: a tile has at most two rows of four panels.
+                // SAFETY: a tile is one row of four panels, two of two, or eight of one at most.
                 unsafe { sums[r][c].store(flat.as_mut_ptr().add(r * width + c * S::N)) };
             }
         }

@@ -1,4 +1,4 @@
-//! Dot products of bytes, beside [`Simd`].
+//! Products of integers and codes, beside [`Simd`].
 
 use super::Simd;
 use super::portable::Lanes;
@@ -7,29 +7,47 @@ use super::x86;
 use crate::cpu::runtime::isa::Isa;
 
 /// A vector of f32 lanes, whose instruction set has integers of 32 bits in as many lanes.
+///
+/// Integers of up to 15 bits and a sign are multiplied by codes of 4 or 8 bits without one. How the integers of a chunk
+/// lie is the instruction set's own: [`Ints::store_chunk`] writes what [`Ints::multiply`] reads.
 pub(crate) trait Ints: Simd {
-    /// As many integers as lanes, or four bytes in the place of each.
+    /// As many integers as lanes.
     type Integers: Copy;
-    /// Whether [`Ints::dot_bytes`] takes codes as they are, so that 128 times the sum of `x` is to be taken away.
-    const UNSIGNED: bool;
+    /// Codes of a vector's columns: of each lane 32 bits.
+    type Codes: Copy;
+    /// Sums of products on the way.
+    type Sums: Copy;
+
+    /// Codes of `BITS` bits: four bytes a lane. Of four bits, the low halves of its bytes come first.
+    ///
+    /// # Safety
+    /// `4 * N` bytes are readable.
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> Self::Codes;
+    /// Sums that begin with this in every lane.
+    fn sums(begin: i32) -> Self::Sums;
+    /// Adds to each lane the products of its `32 / BITS` codes and of as many integers from `k` on.
+    ///
+    /// # Safety
+    /// `x` is a chunk of [`Ints::store_chunk`], and `k + 32 / BITS` at most `CHUNK`.
+    unsafe fn multiply<const BITS: usize, const CHUNK: usize>(
+        sums: Self::Sums,
+        codes: Self::Codes,
+        x: *const u8,
+        k: usize,
+    ) -> Self::Sums;
+    /// The sums as integers.
+    fn whole<const BITS: usize>(sums: Self::Sums) -> Self::Integers;
+    /// Puts integers into their places of a chunk, the first at `k`, for codes of `BITS` bits. A chunk has two bytes
+    /// for each.
+    ///
+    /// # Safety
+    /// `to` has room for a chunk, and `k + N` is at most `CHUNK`.
+    unsafe fn store_chunk<const BITS: usize, const CHUNK: usize>(integers: Self::Integers, to: *mut u8, k: usize);
 
     fn integer(value: i32) -> Self::Integers;
     /// # Safety
     /// `4 * N` bytes are readable.
     unsafe fn load_integers(from: *const u8) -> Self::Integers;
-    /// Four bytes in every lane.
-    ///
-    /// # Safety
-    /// Four bytes are readable.
-    unsafe fn broadcast(from: *const u8) -> Self::Integers;
-    /// The low halves of all bytes.
-    fn low(bytes: Self::Integers) -> Self::Integers;
-    /// The high halves of all bytes.
-    fn high(bytes: Self::Integers) -> Self::Integers;
-    /// To each lane the sum of the products of its four bytes: of `codes`, none above 15, and of `x`, with signs.
-    fn dot(sum: Self::Integers, codes: Self::Integers, x: Self::Integers) -> Self::Integers;
-    /// The same of `codes` of 8 bits; with 128 taken from each unless [`Ints::UNSIGNED`]. No byte of `x` is -128.
-    fn dot_bytes(sum: Self::Integers, codes: Self::Integers, x: Self::Integers) -> Self::Integers;
     /// As f32, rounded to the nearest.
     fn number(integers: Self::Integers) -> Self;
     /// The nearest integers, ties to even, of numbers below 2^22.
@@ -41,11 +59,32 @@ pub(crate) trait Ints: Simd {
     fn shift_right<const BITS: u32>(integers: Self::Integers) -> Self::Integers;
     /// The sum of all lanes.
     fn total(integers: Self::Integers) -> i32;
-    /// Stores the low byte of each lane.
-    ///
-    /// # Safety
-    /// `N` bytes are writable.
-    unsafe fn store_bytes(integers: Self::Integers, to: *mut u8);
+}
+
+/// Bits of the second of two digits in which integers are that are multiplied by codes of so many bits; the first has
+/// eight. Sixteen times a code of four bits is a byte as well, which lets one tile product take both digits.
+pub(crate) const fn second_bits(code_bits: usize) -> u32 {
+    if code_bits == 4 { 4 } else { 7 }
+}
+
+/// Two digits of eight bits that are an integer.
+#[inline(always)]
+pub(crate) fn digits<S: Ints, const BITS: usize>(integers: S::Integers) -> [S::Integers; 2] {
+    let half = S::integer(1 << (second_bits(BITS) - 1));
+    let first = match BITS {
+        4 => S::shift_right::<{ second_bits(4) }>(S::plus(integers, half)),
+        _ => S::shift_right::<{ second_bits(8) }>(S::plus(integers, half)),
+    };
+    [first, S::minus(integers, whole_digits::<S, BITS>([first, S::integer(0)]))]
+}
+
+/// The integer that two digits are.
+#[inline(always)]
+pub(crate) fn whole_digits<S: Ints, const BITS: usize>([first, second]: [S::Integers; 2]) -> S::Integers {
+    match BITS {
+        4 => S::plus(S::shift_left::<{ second_bits(4) }>(first), second),
+        _ => S::plus(S::shift_left::<{ second_bits(8) }>(first), second),
+    }
 }
 
 /// A computation written for any [`Ints`], as [`super::Kernel`] is for any [`Simd`].
@@ -66,18 +105,52 @@ pub(crate) fn vectorize_ints<K: IntKernel>(isa: Isa, kernel: K) {
     }
 }
 
-/// Four bytes a lane.
-fn each<const L: usize>(sum: [i32; L], codes: [i32; L], x: [i32; L], code: impl Fn(u8) -> i32) -> [i32; L] {
-    std::array::from_fn(|lane| {
-        let products = codes[lane].to_le_bytes().into_iter().zip(x[lane].to_le_bytes());
-        sum[lane] + products.map(|(byte, x)| code(byte) * i32::from(x as i8)).sum::<i32>()
-    })
-}
-
+/// Portable: both digits of an integer, a byte each, as with [`x86::ints`]' VNNI.
 impl<const L: usize> Ints for Lanes<L> {
     type Integers = [i32; L];
-    const UNSIGNED: bool = false;
+    type Codes = [[u8; 4]; L];
+    type Sums = [[i32; L]; 2];
 
+    #[inline(always)]
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> [[u8; 4]; L] {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[[u8; 4]; L]>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn sums(begin: i32) -> [[i32; L]; 2] {
+        [[0; L], [begin; L]]
+    }
+    #[inline(always)]
+    unsafe fn multiply<const BITS: usize, const CHUNK: usize>(
+        mut sums: [[i32; L]; 2],
+        codes: [[u8; 4]; L],
+        x: *const u8,
+        k: usize,
+    ) -> [[i32; L]; 2] {
+        for (digit, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let four = |k: usize| unsafe { x.add(digit * CHUNK + k).cast::<[i8; 4]>().read() };
+            for (sum, codes) in sums.iter_mut().zip(codes) {
+                *sum += match BITS {
+                    4 => dot(codes.map(|code| code & 15), four(k)) + dot(codes.map(|code| code >> 4), four(k + 4)),
+                    _ => dot(codes, four(k)),
+                };
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    fn whole<const BITS: usize>(sums: [[i32; L]; 2]) -> [i32; L] {
+        whole_digits::<Self, BITS>(sums)
+    }
+    #[inline(always)]
+    unsafe fn store_chunk<const BITS: usize, const CHUNK: usize>(integers: [i32; L], to: *mut u8, k: usize) {
+        for (digit, integers) in digits::<Self, BITS>(integers).into_iter().enumerate() {
+            let bytes = integers.map(|integer| integer as u8);
+            // SAFETY: the caller's promise.
+            unsafe { to.add(digit * CHUNK + k).cast::<[u8; L]>().write_unaligned(bytes) };
+        }
+    }
     #[inline(always)]
     fn integer(value: i32) -> [i32; L] {
         [value; L]
@@ -86,27 +159,6 @@ impl<const L: usize> Ints for Lanes<L> {
     unsafe fn load_integers(from: *const u8) -> [i32; L] {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<[i32; L]>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn broadcast(from: *const u8) -> [i32; L] {
-        // SAFETY: the caller's promise.
-        [unsafe { from.cast::<i32>().read_unaligned() }; L]
-    }
-    #[inline(always)]
-    fn low(bytes: [i32; L]) -> [i32; L] {
-        bytes.map(|four| four & 0x0f0f_0f0f)
-    }
-    #[inline(always)]
-    fn high(bytes: [i32; L]) -> [i32; L] {
-        bytes.map(|four| four >> 4 & 0x0f0f_0f0f)
-    }
-    #[inline(always)]
-    fn dot(sum: [i32; L], codes: [i32; L], x: [i32; L]) -> [i32; L] {
-        each(sum, codes, x, i32::from)
-    }
-    #[inline(always)]
-    fn dot_bytes(sum: [i32; L], codes: [i32; L], x: [i32; L]) -> [i32; L] {
-        each(sum, codes, x, |code| i32::from(code) - 128)
     }
     #[inline(always)]
     fn number(integers: [i32; L]) -> Self {
@@ -136,9 +188,8 @@ impl<const L: usize> Ints for Lanes<L> {
     fn total(integers: [i32; L]) -> i32 {
         integers.iter().sum()
     }
-    #[inline(always)]
-    unsafe fn store_bytes(integers: [i32; L], to: *mut u8) {
-        // SAFETY: the caller's promise.
-        unsafe { to.cast::<[u8; L]>().write_unaligned(integers.map(|integer| integer as u8)) };
-    }
+}
+
+fn dot(codes: [u8; 4], x: [i8; 4]) -> i32 {
+    codes.into_iter().zip(x).map(|(code, x)| i32::from(code) * i32::from(x)).sum()
 }

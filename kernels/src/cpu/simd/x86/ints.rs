@@ -1,9 +1,18 @@
-//! Dot products of bytes with AVX2, and with AVX-512 VNNI.
+//! Products of integers and codes with AVX2, and with AVX-512 VNNI.
+//!
+//! ```text
+//! VNNI   both digits of an integer, a byte each: a dot product of four bytes a lane for each digit
+//!        chunk: [digit][CHUNK]
+//! AVX2   the integer in 16 bits: products of 16 bits, of which two a lane are summed. No instruction sums four of
+//!        bytes without rounding to 16 bits first, so digits would take more of them.
+//!        chunk, 4 bits: eight at a time, 0 2 4 6 1 3 5 7; 8 bits: four at a time, 0 2 1 3. So the codes of a pair are
+//!        half a byte, or a byte, of both 16-bit halves of a lane.
+//! ```
 //!
 //! SAFETY of every block below: as in [`super`]; VNNI is on where [`with_vnni`] was entered, which asks for it.
 
 use super::{Avx2, Avx512};
-use crate::cpu::simd::ints::{IntKernel, Ints};
+use crate::cpu::simd::ints::{IntKernel, Ints, digits, whole_digits};
 use std::arch::x86_64::*;
 
 /// The reason is the same for all and stands at the head of the file.
@@ -16,8 +25,61 @@ macro_rules! block {
 
 impl Ints for Avx2 {
     type Integers = __m256i;
-    const UNSIGNED: bool = false;
+    /// The codes of each pair of k in 16 bits each; of eight bits there are two pairs.
+    type Codes = [__m256i; 4];
+    type Sums = __m256i;
 
+    #[inline(always)]
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> [__m256i; 4] {
+        block!({
+            let codes = _mm256_loadu_si256(from.cast());
+            let low = |codes| _mm256_and_si256(codes, _mm256_set1_epi16(15));
+            if BITS == 4 {
+                let [second, third] = [_mm256_srli_epi16::<4>(codes), _mm256_srli_epi16::<8>(codes)];
+                [low(codes), low(second), low(third), _mm256_srli_epi16::<12>(codes)]
+            } else {
+                let first = _mm256_and_si256(codes, _mm256_set1_epi16(255));
+                [first, _mm256_srli_epi16::<8>(codes), first, first]
+            }
+        })
+    }
+    #[inline(always)]
+    fn sums(begin: i32) -> __m256i {
+        Self::integer(begin)
+    }
+    #[inline(always)]
+    unsafe fn multiply<const BITS: usize, const CHUNK: usize>(
+        mut sums: __m256i,
+        codes: [__m256i; 4],
+        x: *const u8,
+        k: usize,
+    ) -> __m256i {
+        for (pair, codes) in codes.into_iter().take(16 / BITS).enumerate() {
+            sums = block!({
+                let x = x.add(2 * k + 4 * pair).cast::<i32>().read_unaligned();
+                _mm256_add_epi32(sums, _mm256_madd_epi16(codes, _mm256_set1_epi32(x)))
+            });
+        }
+        sums
+    }
+    #[inline(always)]
+    fn whole<const BITS: usize>(sums: __m256i) -> __m256i {
+        sums
+    }
+    #[inline(always)]
+    unsafe fn store_chunk<const BITS: usize, const CHUNK: usize>(integers: __m256i, to: *mut u8, k: usize) {
+        block!({
+            // The low halves of 0, 2, 1 and 3 of each 128 bits.
+            let order = _mm_set1_epi64x(0x0d0c_0504_0908_0100);
+            let first = _mm_shuffle_epi8(_mm256_castsi256_si128(integers), order);
+            let second = _mm_shuffle_epi8(_mm256_extracti128_si256::<1>(integers), order);
+            let words = match BITS {
+                4 => _mm_unpacklo_epi32(first, second),
+                _ => _mm_unpacklo_epi64(first, second),
+            };
+            _mm_storeu_si128(to.add(2 * k).cast(), words);
+        });
+    }
     #[inline(always)]
     fn integer(value: i32) -> __m256i {
         block!(_mm256_set1_epi32(value))
@@ -25,33 +87,6 @@ impl Ints for Avx2 {
     #[inline(always)]
     unsafe fn load_integers(from: *const u8) -> __m256i {
         block!(_mm256_loadu_si256(from.cast()))
-    }
-    #[inline(always)]
-    unsafe fn broadcast(from: *const u8) -> __m256i {
-        block!(_mm256_set1_epi32(from.cast::<i32>().read_unaligned()))
-    }
-    #[inline(always)]
-    fn low(bytes: __m256i) -> __m256i {
-        block!(_mm256_and_si256(bytes, _mm256_set1_epi8(15)))
-    }
-    #[inline(always)]
-    fn high(bytes: __m256i) -> __m256i {
-        block!(_mm256_and_si256(_mm256_srli_epi16::<4>(bytes), _mm256_set1_epi8(15)))
-    }
-    #[inline(always)]
-    fn dot(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
-        block!({
-            let pairs = _mm256_maddubs_epi16(codes, x);
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        })
-    }
-    #[inline(always)]
-    fn dot_bytes(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
-        // With the sign of the one moved to the other, no sum of two products leaves 16 bits.
-        block!({
-            let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
-            Self::dot(sum, _mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
-        })
     }
     #[inline(always)]
     fn number(integers: __m256i) -> Self {
@@ -85,22 +120,53 @@ impl Ints for Avx2 {
             _mm_cvtsi128_si32(_mm_hadd_epi32(pairs, pairs))
         })
     }
-    #[inline(always)]
-    unsafe fn store_bytes(integers: __m256i, to: *mut u8) {
-        block!({
-            // Each 128 bits hold their four bytes; no integer is beyond a byte, so nothing saturates.
-            let words = _mm256_packs_epi32(integers, integers);
-            let bytes = _mm256_packs_epi16(words, words);
-            let halves = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
-            to.cast::<[i32; 2]>().write_unaligned(halves.map(|half| _mm_cvtsi128_si32(half)));
-        });
-    }
 }
 
 impl Ints for Avx512 {
     type Integers = __m512i;
-    const UNSIGNED: bool = true;
+    /// Those of four bits in a byte each, the first four of a lane and the last four; of eight bits all are the first.
+    type Codes = [__m512i; 2];
+    type Sums = [__m512i; 2];
 
+    #[inline(always)]
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> [__m512i; 2] {
+        block!({
+            let codes = _mm512_loadu_si512(from.cast());
+            let low = |codes| _mm512_and_si512(codes, _mm512_set1_epi8(15));
+            if BITS == 4 { [low(codes), low(_mm512_srli_epi16::<4>(codes))] } else { [codes; 2] }
+        })
+    }
+    #[inline(always)]
+    fn sums(begin: i32) -> [__m512i; 2] {
+        [Self::integer(0), Self::integer(begin)]
+    }
+    #[inline(always)]
+    unsafe fn multiply<const BITS: usize, const CHUNK: usize>(
+        mut sums: [__m512i; 2],
+        codes: [__m512i; 2],
+        x: *const u8,
+        k: usize,
+    ) -> [__m512i; 2] {
+        for (digit, sums) in sums.iter_mut().enumerate() {
+            for (four, codes) in codes.into_iter().take(8 / BITS).enumerate() {
+                *sums = block!({
+                    let x = x.add(digit * CHUNK + k + 4 * four).cast::<i32>().read_unaligned();
+                    _mm512_dpbusd_epi32(*sums, codes, _mm512_set1_epi32(x))
+                });
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    fn whole<const BITS: usize>(sums: [__m512i; 2]) -> __m512i {
+        whole_digits::<Self, BITS>(sums)
+    }
+    #[inline(always)]
+    unsafe fn store_chunk<const BITS: usize, const CHUNK: usize>(integers: __m512i, to: *mut u8, k: usize) {
+        for (digit, integers) in digits::<Self, BITS>(integers).into_iter().enumerate() {
+            block!(_mm_storeu_si128(to.add(digit * CHUNK + k).cast(), _mm512_cvtepi32_epi8(integers)));
+        }
+    }
     #[inline(always)]
     fn integer(value: i32) -> __m512i {
         block!(_mm512_set1_epi32(value))
@@ -108,26 +174,6 @@ impl Ints for Avx512 {
     #[inline(always)]
     unsafe fn load_integers(from: *const u8) -> __m512i {
         block!(_mm512_loadu_si512(from.cast()))
-    }
-    #[inline(always)]
-    unsafe fn broadcast(from: *const u8) -> __m512i {
-        block!(_mm512_set1_epi32(from.cast::<i32>().read_unaligned()))
-    }
-    #[inline(always)]
-    fn low(bytes: __m512i) -> __m512i {
-        block!(_mm512_and_si512(bytes, _mm512_set1_epi8(15)))
-    }
-    #[inline(always)]
-    fn high(bytes: __m512i) -> __m512i {
-        block!(_mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(15)))
-    }
-    #[inline(always)]
-    fn dot(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        block!(_mm512_dpbusd_epi32(sum, codes, x))
-    }
-    #[inline(always)]
-    fn dot_bytes(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        Self::dot(sum, codes, x)
     }
     #[inline(always)]
     fn number(integers: __m512i) -> Self {
@@ -156,10 +202,6 @@ impl Ints for Avx512 {
     #[inline(always)]
     fn total(integers: __m512i) -> i32 {
         block!(_mm512_reduce_add_epi32(integers))
-    }
-    #[inline(always)]
-    unsafe fn store_bytes(integers: __m512i, to: *mut u8) {
-        block!(_mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(integers)));
     }
 }
 

@@ -6,6 +6,7 @@ mod stages;
 use std::{collections::BTreeSet, env, ffi::OsString, path::PathBuf, thread::available_parallelism};
 
 use clap::{ArgAction, ValueEnum};
+use kernels::cpu::{CpuOptions, Isa};
 use kernels::ops::{DType, KvDType};
 use kernels_cuda::{AllReduce, AttentionBackend, CascadeAttention, CudaOptions, Folders, Surroundings, WholeSteps};
 use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
@@ -193,6 +194,10 @@ pub struct Args {
     /// Threads of each worker [default: cores / workers]
     #[arg(long = "cpu-threads", alias = "threads", value_name = "N", value_parser = count(1..=u32::MAX))]
     pub threads: Option<u32>,
+
+    /// Strongest instruction set that kernels of the CPU may use [default: the machine's]
+    #[arg(long, value_name = "ISA", ignore_case = true)]
+    pub max_cpu_isa: Option<CpuIsa>,
 }
 
 /// Which device to compute on.
@@ -217,6 +222,19 @@ pub enum AttentionKernel {
     Mma,
     /// One that is for any shape and type.
     Plain,
+}
+
+/// An instruction set of the CPU's kernels, weakest first.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuIsa {
+    /// What the compiler makes of plain Rust.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512, with VNNI where there is.
+    Avx512,
+    /// AVX-512 and tiles.
+    Amx,
 }
 
 /// What to compute in.
@@ -281,6 +299,18 @@ impl Args {
     pub(crate) fn threads(&self) -> usize {
         let cores = || available_parallelism().map_or(1, usize::from) / self.local_world_size() as usize;
         self.threads.map_or_else(cores, |threads| threads as usize).max(1)
+    }
+
+    /// Threads and instructions of the CPU.
+    pub(crate) fn cpu_options(&self) -> CpuOptions {
+        let most = self.max_cpu_isa.map(|isa| match isa {
+            CpuIsa::Portable => Isa::Portable,
+            CpuIsa::Avx2 => Isa::Avx2,
+            CpuIsa::Avx512 => Isa::Avx512,
+            CpuIsa::Amx => Isa::Amx,
+        });
+        let isa = most.and_then(|most| Isa::available().into_iter().rfind(|isa| *isa <= most));
+        CpuOptions { threads: self.threads(), isa }
     }
 
     /// The GPU of this rank, and where what it needs may be.
@@ -454,6 +484,20 @@ mod tests {
         };
         assert_eq!(cascade(&[]), CascadeAttention::Paying);
         assert_eq!(cascade(&["--disable-cascade-attn"]), CascadeAttention::Never);
+    }
+
+    #[test]
+    fn kernels_use_no_stronger_instructions_than_asked_for() {
+        let isa = |flags: &[&str]| {
+            let required = ["worker", "--model", "m", "--scheduler", "ring:/x"];
+            parse_flags(required.iter().chain(flags)).map(|args: Args| args.cpu_options().isa)
+        };
+        assert_eq!(isa(&[]).unwrap(), None);
+        assert_eq!(isa(&["--max-cpu-isa=portable"]).unwrap(), Some(Isa::Portable));
+        assert_eq!(isa(&["--max-cpu-isa=AMX"]).unwrap(), Some(Isa::detect()));
+        let avx2 = if Isa::Avx2.is_available() { Isa::Avx2 } else { Isa::Portable };
+        assert_eq!(isa(&["--max-cpu-isa=avx2"]).unwrap(), Some(avx2));
+        assert!(isa(&["--max-cpu-isa=avx3"]).is_err());
     }
 
     #[test]

@@ -4,10 +4,7 @@ pub(crate) mod memory;
 mod telemetry;
 
 use anyhow::{anyhow, bail};
-use kernels::{
-    cpu::{CpuBackend, CpuOptions},
-    ops::Backend,
-};
+use kernels::{cpu::CpuBackend, ops::Backend};
 use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made, OpenError};
 use proto::DeviceKind;
 use tracing::{info, warn};
@@ -101,9 +98,8 @@ fn cpu(args: &Args) -> anyhow::Result<Opened> {
     if args.attention_backend != AttentionKernel::Auto {
         bail!("--attention-backend names kernels of GPUs; the CPU has one, and its only value here is auto");
     }
-    let options = CpuOptions { threads: args.threads(), isa: None };
-    let compilations = Compilations::default();
-    Ok(Opened { backend: Box::new(CpuBackend::new(options)), kind: DeviceKind::Cpu, compilations })
+    let backend = CpuBackend::new(args.cpu_options());
+    Ok(Opened { backend: Box::new(backend), kind: DeviceKind::Cpu, compilations: Compilations::default() })
 }
 
 #[cfg(test)]

@@ -149,6 +149,7 @@ pub(super) const TOPICS: &[Topic] = &[
             used(SERVE, "listen-gateways"),
             used(SERVE, "master-addr"),
             used(SERVE, "master-port"),
+            to(WORKER, "max-cpu-isa"),
             used(SERVE, "nnodes"),
             used(SERVE, "node-interface"),
             used(SERVE, "node-ip"),

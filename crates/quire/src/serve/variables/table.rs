@@ -38,6 +38,7 @@ pub(super) const GROUPS: &[Group] = &[
     Group { fate: Flag("max-body-bytes"), names: &["VLLM_HTTP_MAX_REQUEST_BODY_SIZE"] },
     Group { fate: Flag("attention-backend"), names: &["VLLM_ATTENTION_BACKEND"] },
     Group { fate: Flag("enable-log-outputs"), names: &["VLLM_DEBUG_LOG_API_SERVER_RESPONSE"] },
+    Group { fate: Flag("max-cpu-isa"), names: &["QUIRE_MAX_CPU_ISA"] },
     Group { fate: Flag("node-interface"), names: &["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"] },
     Group { fate: Flag("profiler-config"), names: &["VLLM_TORCH_PROFILER_DIR"] },
     Group { fate: Flag("pipeline-layer-partition"), names: &["VLLM_PP_LAYER_PARTITION"] },

@@ -176,6 +176,9 @@ zoo! {
     qwen3: "qwen3", BF16, ranks: [2, 4], refused: [];
     qwen3_moe: "qwen3-moe", BF16, ranks: [2, 4], refused: [];
     qwen3_next: "qwen3-next", BF16, ranks: [2], refused: [(4, "linear_num_key_heads")];
+    rope_dynamic: "rope_dynamic", BF16, ranks: [2], refused: [];
+    rope_linear: "rope_linear", BF16, ranks: [2], refused: [];
+    rope_yarn: "rope_yarn", BF16, ranks: [2], refused: [];
     smollm3: "smollm3", BF16, ranks: [2], refused: [];
     spec_draft: "spec-draft", BF16, ranks: [3], refused: [(2, "num_attention_heads")];
     spec_target: "spec-target", BF16, ranks: [3], refused: [(2, "num_attention_heads")];

@@ -277,7 +277,7 @@ impl Loading<'_> {
         let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
         let (dtype, threads) = (spec.dtype.unwrap_or(compute), options.threads);
-        let dummy = Dummy { seed: options.seed, dtype, stored: None, threads };
+        let dummy = Dummy::new(options.seed, dtype, threads);
         let beside = files_beside(&spec.head);
         let Opened { weights, online } = open(dir, options, quantized, dummy, &beside)?;
         if let Some(online) = online

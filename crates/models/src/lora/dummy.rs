@@ -9,7 +9,7 @@ impl AdapterLayout {
     /// An adapter of the highest rank for every linear layer but the head, as PEFT's `all-linear`, of numbers that
     /// depend on `name` and `seed` alone: each rank makes its own slices of it.
     pub fn dummy(&self, name: &str, seed: u64) -> Adapter {
-        let dummy = Dummy { seed, dtype: DType::F32, stored: None, threads: 1 };
+        let dummy = Dummy::new(seed, DType::F32, 1);
         let delta = |projection: &Projection| {
             let ([outputs, inputs], rank) = (projection.shape, self.max_rank);
             let numbers = |matrix: &str, shape: [usize; 2], rows, cols| {

@@ -8,8 +8,9 @@ use std::borrow::Cow;
 use kernels::ops::{DType, NoiseRows, mix};
 
 use super::cast::{cast, narrow};
+use super::dummy_codes::DrawnCodes;
 use super::spread::spread;
-use super::{Chunk, DummyFormat, Fetched, Random, Role, Slice, Stored, Weights};
+use super::{Chunk, DummyFormat, Fetched, Random, Role, Slice, Stored, TensorLocation, Weights};
 use crate::error::LoadError;
 
 /// Random weights of one element type.
@@ -20,6 +21,8 @@ pub(crate) struct Dummy {
     pub stored: Option<DummyFormat>,
     /// How many make numbers and codes.
     pub threads: usize,
+    /// What codes are taken from.
+    pub codes: DrawnCodes,
 }
 
 impl Weights for Dummy {
@@ -44,6 +47,11 @@ impl Weights for Dummy {
 const LEVELS: usize = 4096;
 
 impl Dummy {
+    /// Numbers, no codes.
+    pub(crate) fn new(seed: u64, dtype: DType, threads: usize) -> Self {
+        Self { seed, dtype, stored: None, threads, codes: DrawnCodes::default() }
+    }
+
     /// A slice's elements as numbers, for weights of `f32`.
     pub(crate) fn numbers(&self, slice: &Slice) -> Vec<f32> {
         debug_assert_eq!(self.dtype, DType::F32);
@@ -70,9 +78,13 @@ impl Dummy {
         let mut stored = Vec::new();
         narrow((0..LEVELS).map(level), self.dtype, &mut stored);
         let levels = cast(self.dtype, Cow::Owned(stored), dtype).into_owned();
-        let key = self.key(&slice.location.tensor);
-        let key = slice.location.stack.map_or(key, |stack| mix(key ^ stack.index as u64));
-        Random { key, levels }
+        Random { key: self.matrix_key(&slice.location), levels }
+    }
+
+    /// What a matrix's draws start from.
+    pub(super) fn matrix_key(&self, location: &TensorLocation) -> u64 {
+        let key = self.key(&location.tensor);
+        location.stack.map_or(key, |stack| mix(key ^ stack.index as u64))
     }
 
     /// What a tensor's draws start from.
@@ -127,7 +139,7 @@ mod tests {
 
     fn fetch(rows: Range<usize>, cols: Range<usize>) -> Vec<f32> {
         let slice = Slice { location: "w".to_owned().into(), shape: vec![64, 48], rows, cols, role: Role::Matrix };
-        let chunk = Dummy { seed: 7, dtype: DType::F32, stored: None, threads: 1 }.chunk(&slice);
+        let chunk = Dummy::new(7, DType::F32, 1).chunk(&slice);
         widen(chunk.dtype, &chunk.bytes)
     }
 
@@ -149,7 +161,7 @@ mod tests {
             cols: 2..1001,
             role: Role::Matrix,
         };
-        let bytes = |threads| Dummy { seed: 7, dtype: DType::Bf16, stored: None, threads }.chunk(&slice).bytes;
+        let bytes = |threads| Dummy::new(7, DType::Bf16, threads).chunk(&slice).bytes;
         assert_eq!(bytes(1), bytes(5));
     }
 

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
-use kernels::ops::{ALL_COLUMNS, CodeBits, DType, GroupedFormat, Levels, WeightFormat, Zeros, mix};
+use kernels::ops::{ALL_COLUMNS, CodeBits, GroupedFormat, Levels, WeightFormat, Zeros, mix};
 
 use super::cast::narrow;
 use super::dummy::Dummy;
@@ -58,21 +59,21 @@ impl Dummy {
     }
 
     /// Its codes.
-    pub(super) fn codes(&self, slice: &Slice, format: WeightFormat) -> Fetched<'static> {
+    pub(super) fn codes(&self, slice: &Slice, format: WeightFormat) -> Fetched<'_> {
         match format {
             WeightFormat::Grouped(format) => Fetched::Grouped(self.grouped(slice, format)),
             WeightFormat::ScaledE4m3 { scale_cols, input } => {
                 let scale = self.scale(slice, &[1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875]);
                 let scales = vec![scale; slice.cols.len().div_ceil(scale_cols)];
                 let scale_rows = vec![0; slice.rows.len()];
-                let codes = Cow::Owned(self.drawn(slice, Draw::E4M3));
+                let codes = self.drawn(slice, Draw::E4M3);
                 Fetched::Scaled(ScaledPart { codes, scales, scale_rows, scale_cols, input })
             }
             WeightFormat::Plain(_) | WeightFormat::Blocks(_) => Fetched::Plain(self.chunk(slice)),
         }
     }
 
-    fn grouped(&self, slice: &Slice, format: GroupedFormat) -> GroupedPart<'static> {
+    fn grouped(&self, slice: &Slice, format: GroupedFormat) -> GroupedPart<'_> {
         let rows = slice.rows.len();
         let middle = format.bits.middle();
         let (draw, numbers): (Draw, Vec<f32>) = match (format.bits, format.levels) {
@@ -88,10 +89,10 @@ impl Dummy {
         };
         let scale = self.scale(slice, &numbers);
         let groups = rows * format.groups(slice.cols.len());
-        let mut scales = Vec::with_capacity(groups * format.scales.size());
-        narrow(std::iter::repeat_n(scale, groups), format.scales, &mut scales);
+        let mut one = Vec::new();
+        narrow(std::iter::once(scale), format.scales, &mut one);
         let zeros = if format.levels == Levels::Integers(Zeros::Stored) { vec![middle; groups] } else { Vec::new() };
-        let codes = Cow::Owned(self.drawn(slice, draw));
+        let (codes, scales) = (self.drawn(slice, draw), one.repeat(groups));
         GroupedPart { format, codes, scales, zeros, row_levels: Vec::new(), columns: Vec::new() }
     }
 
@@ -101,20 +102,54 @@ impl Dummy {
         (slice.width() as f32 * squares / numbers.len() as f32).sqrt().recip()
     }
 
-    /// Codes, as their places say: each 64 bits that are drawn are the codes of columns that follow each other.
-    fn drawn(&self, slice: &Slice, draw: Draw) -> Vec<u8> {
-        let values = self.values(slice, DType::F32);
-        let rows = values.rows(slice);
+    /// Codes, as their places say: byte `i` of a matrix is the byte `i` after the one where its stretch begins.
+    fn drawn(&self, slice: &Slice, draw: Draw) -> Cow<'_, [u8]> {
+        let all = self.codes.of(mix(self.seed), draw, self.threads);
         let per_byte = 8 / draw.bits;
-        let row_bytes = slice.cols.len().div_ceil(per_byte).max(1);
-        // Zeros from the system: threads that fill pages also make them.
-        let mut out = vec![0; slice.rows.len() * row_bytes];
-        spread(&mut out, row_bytes, self.threads, |first_row, part| {
-            for (row, out) in part.chunks_exact_mut(row_bytes).enumerate() {
-                draw.fill(rows.row_key(first_row + row), slice.cols.clone(), out);
+        let (width, cols) = (slice.width(), slice.cols.clone());
+        let (line, line_bytes) = (width.div_ceil(per_byte), cols.len().div_ceil(per_byte).max(1));
+        // Parts of a fused tensor differ in where they begin.
+        let key = mix(self.matrix_key(&slice.location) ^ slice.location.rows.offset as u64);
+        let begin = (key % PERIOD as u64) as usize;
+        let place = |row: usize| (begin + row * line + cols.start / per_byte) % PERIOD;
+        let first = place(slice.rows.start);
+        let is_whole = cols.len() == width && width.is_multiple_of(per_byte);
+        if let Some(stretch) = all.get(first..first + slice.rows.len() * line).filter(|_| is_whole) {
+            return Cow::Borrowed(stretch);
+        }
+        let mut out = vec![0; slice.rows.len() * line_bytes];
+        spread(&mut out, line_bytes, self.threads, |first_row, part| {
+            for (row, out) in part.chunks_exact_mut(line_bytes).enumerate() {
+                draw.copy(&all[place(slice.rows.start + first_row + row)..], cols.clone(), out);
             }
         });
-        out
+        Cow::Owned(out)
+    }
+}
+
+/// Bytes that are drawn. A prime number of them, so that no two rows of a matrix begin at the same one.
+const PERIOD: usize = (1 << 24) - 3;
+/// How often they lie one after the other: a matrix of most shapes is in one piece then.
+const TIMES: usize = 4;
+
+/// Random codes, of which every matrix is a stretch: to draw each of billions would take longer than all the rest of a
+/// start.
+#[derive(Default)]
+pub(crate) struct DrawnCodes(OnceLock<Vec<u8>>);
+
+impl DrawnCodes {
+    fn of(&self, key: u64, draw: Draw, threads: usize) -> &[u8] {
+        self.0.get_or_init(|| {
+            let mut bytes = vec![0; TIMES * PERIOD];
+            spread(&mut bytes[..PERIOD], 8, threads, |first, part| {
+                for (number, out) in part.chunks_mut(8).enumerate() {
+                    let codes = draw.codes(key.wrapping_add((first + number) as u64)).to_le_bytes();
+                    out.copy_from_slice(&codes[..out.len()]);
+                }
+            });
+            (1..TIMES).for_each(|time| bytes.copy_within(..PERIOD, time * PERIOD));
+            bytes
+        })
     }
 }
 
@@ -138,9 +173,9 @@ impl Draw {
     /// 8-bit floats from 1 to 2, of either sign.
     const E4M3: Self = Self { keep: 0x8787_8787_8787_8787, set: 0x3838_3838_3838_3838, ..Self::BYTES };
 
-    /// The codes of the `number`th draw of a row, the first one in the lowest bits.
-    fn codes(self, row_key: u64, number: usize) -> u64 {
-        let bits = mix(row_key.wrapping_add(number as u64)) & self.keep | self.set;
+    /// As many as 64 bits hold.
+    fn codes(self, key: u64) -> u64 {
+        let bits = mix(key) & self.keep | self.set;
         if !self.centred {
             return bits;
         }
@@ -148,51 +183,51 @@ impl Draw {
         bits | (!any & 0x1111_1111_1111_1111) << 3
     }
 
-    /// Packs the codes of some columns of a row.
-    fn fill(self, row_key: u64, cols: Range<usize>, out: &mut [u8]) {
-        let per_draw = 64 / self.bits;
-        if cols.start.is_multiple_of(per_draw) {
-            for (number, out) in out.chunks_mut(8).enumerate() {
-                let codes = self.codes(row_key, cols.start / per_draw + number).to_le_bytes();
-                out.copy_from_slice(&codes[..out.len()]);
-            }
-            // Bits beyond the last column are zero.
-            if let Some(last) = out.last_mut().filter(|_| self.bits == 4 && !cols.len().is_multiple_of(2)) {
-                *last &= 15;
-            }
-            return;
+    /// Packs the codes of some columns of a row; `from` begins with the byte of the first one.
+    fn copy(self, from: &[u8], cols: Range<usize>, out: &mut [u8]) {
+        if self.bits == 8 || cols.start.is_multiple_of(2) {
+            out.copy_from_slice(&from[..out.len()]);
+        } else {
+            out.iter_mut().zip(from.windows(2)).for_each(|(out, pair)| *out = pair[0] >> 4 | pair[1] << 4);
         }
-        for (at, col) in cols.enumerate() {
-            let code = self.codes(row_key, col / per_draw) >> (col % per_draw * self.bits) & ((1 << self.bits) - 1);
-            out[at * self.bits / 8] |= (code << (at * self.bits % 8)) as u8;
+        // Bits beyond the last column are zero.
+        if let Some(last) = out.last_mut().filter(|_| self.bits == 4 && !cols.len().is_multiple_of(2)) {
+            *last &= 15;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kernels::ops::{ColumnOrder, InputRounding};
+    use kernels::ops::{ColumnOrder, DType, InputRounding};
 
     use super::*;
-    use crate::weights::{Decoding, Weights};
+    use crate::weights::{Decoding, FusedShard, StackedExpert, TensorLocation, Weights};
 
-    fn numbers(format: WeightFormat, cols: std::ops::Range<usize>) -> Vec<f32> {
-        let dummy = Dummy { seed: 3, dtype: DType::F32, stored: Some(DummyFormat::of(format)), threads: 2 };
+    fn dummy(format: WeightFormat) -> Dummy {
+        Dummy { stored: Some(DummyFormat::of(format)), ..Dummy::new(3, DType::F32, 2) }
+    }
+
+    fn slice(cols: Range<usize>) -> Slice {
         let location = "w".to_owned().into();
-        let slice = Slice { location, shape: vec![64, 256], rows: 8..64, cols, role: Role::Projection };
-        let (stored, fetched) = (dummy.check(&slice).expect("a format"), dummy.fetch(&slice).expect("codes"));
+        Slice { location, shape: vec![64, 256], rows: 8..64, cols, role: Role::Projection }
+    }
+
+    fn numbers(dummy: &Dummy, slice: &Slice) -> Vec<f32> {
+        let (stored, fetched) = (dummy.check(slice).expect("a format"), dummy.fetch(slice).expect("codes"));
         assert_eq!(fetched.format(), stored.format);
         let how = Decoding { cols: slice.cols.len(), dtype: DType::F32, threads: 1 };
         let bytes = fetched.decoded(how).bytes;
         bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 
+    fn grouped(bits: CodeBits, group: usize, levels: Levels) -> WeightFormat {
+        let (scales, order, input) = (DType::F32, ColumnOrder::InOrder, InputRounding::None);
+        WeightFormat::Grouped(GroupedFormat { bits, group, scales, levels, order, input })
+    }
+
     #[test]
     fn variance_is_one_over_width_and_slices_are_parts_of_the_whole() {
-        let grouped = |bits, group, levels| {
-            let (scales, order, input) = (DType::F32, ColumnOrder::InOrder, InputRounding::None);
-            WeightFormat::Grouped(GroupedFormat { bits, group, scales, levels, order, input })
-        };
         for format in [
             grouped(CodeBits::Four, 32, Levels::Integers(Zeros::Middle)),
             grouped(CodeBits::Four, 128, Levels::Integers(Zeros::Stored)),
@@ -200,15 +235,46 @@ mod tests {
             grouped(CodeBits::Four, 32, Levels::Shared(std::array::from_fn(|level| level as f32 - 7.5))),
             WeightFormat::ScaledE4m3 { scale_cols: 128, input: InputRounding::None },
         ] {
-            let whole = numbers(format, 0..256);
+            let dummy = dummy(format);
+            let whole = numbers(&dummy, &slice(0..256));
             let variance = whole.iter().map(|x| x * x).sum::<f32>() / whole.len() as f32;
             assert!((variance * 256.0 - 1.0).abs() < 0.1, "{format:?}: {variance}");
             for cols in [64..192, 37..64, 37..100] {
-                let (part, width) = (numbers(format, cols.clone()), cols.len());
+                let (part, width) = (numbers(&dummy, &slice(cols.clone())), cols.len());
                 let same =
                     part.iter().enumerate().all(|(i, value)| *value == whole[i / width * 256 + cols.start + i % width]);
                 assert!(same, "{format:?} {cols:?}");
             }
         }
+    }
+
+    #[test]
+    fn experts_rows_and_parts_of_fused_tensors_differ() {
+        let dummy = dummy(grouped(CodeBits::Four, 32, Levels::Integers(Zeros::Middle)));
+        let mut rows = std::collections::HashSet::new();
+        let shards = FusedShard::split([1, 1]);
+        for (index, shard) in (0..4).flat_map(|expert| shards.map(|shard| (expert, shard))) {
+            let stack = Some(StackedExpert { index, count: 4 });
+            let location = TensorLocation { stack, rows: shard, ..slice(0..256).location };
+            let Fetched::Grouped(part) = dummy.fetch(&Slice { location, ..slice(0..256) }).expect("codes") else {
+                panic!("no codes")
+            };
+            rows.extend(part.codes.chunks(128).map(<[u8]>::to_vec));
+        }
+        assert_eq!(rows.len(), 4 * 2 * 56);
+    }
+
+    /// Larger than what is drawn: rows go on where those end.
+    #[test]
+    fn large_matrices_are_copied() {
+        let dummy = dummy(grouped(CodeBits::Eight, ALL_COLUMNS, Levels::Integers(Zeros::Middle)));
+        let codes = |rows: Range<usize>| {
+            let slice = Slice { shape: vec![1 << 15, 1 << 11], rows, ..slice(0..1 << 11) };
+            let Fetched::Grouped(part) = dummy.fetch(&slice).expect("codes") else { panic!("no codes") };
+            part.codes.into_owned()
+        };
+        let (whole, part) = (codes(0..1 << 15), codes(30_000..30_002));
+        assert_eq!(whole[30_000 << 11..30_002 << 11], part);
+        assert_ne!(whole[..1 << 11], whole[8192 << 11..8193 << 11]);
     }
 }

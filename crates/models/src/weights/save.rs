@@ -37,7 +37,7 @@ const BESIDE: [&str; 5] = ["json", "jinja", "model", "tiktoken", "txt"];
 /// weights already or cannot be written.
 pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u64, LoadError> {
     let Description { spec, names, quantized } = arch::read(model)?;
-    let dummy = Dummy { seed, dtype, stored: None, threads: 1 };
+    let dummy = Dummy::new(seed, dtype, 1);
     let census = Census { dtype, tensors: RefCell::default() };
     network::build(&spec, &names, Shard::new(0, 1)?, 0..spec.layers.len(), &mut Measure::new(&census))?;
     let planned = plan(census.tensors.into_inner(), &quantized, dtype)?;

@@ -28,6 +28,8 @@ mod squeezellm;
 #[cfg(test)]
 mod units;
 
+use std::path::Path;
+
 use kernels::decode::decode;
 use kernels::ops::{ALL_COLUMNS, HostMatrix};
 use model_spec::{ConfigError, ConfigFile};
@@ -132,8 +134,8 @@ impl Quantized {
         }
     }
 
-    /// The tensors that a checkpoint has for a projection, made up; absent where it has its plain one.
-    pub(crate) fn made(&self, weight: &RandomWeight<'_>) -> Result<Option<Vec<RandomTensor>>, LoadError> {
+    /// The tensors that `file` has for a projection, made up; absent where it has its plain one.
+    pub(crate) fn made(&self, weight: &RandomWeight<'_>, file: &Path) -> Result<Option<Vec<RandomTensor>>, LoadError> {
         let Some(weights) = self.weights.as_ref().filter(|_| !self.left_out.covers(weight.name)) else {
             return Ok(None);
         };
@@ -141,6 +143,9 @@ impl Quantized {
             Made::Plain => Ok(None),
             Made::Tensors(tensors) => Ok(Some(tensors)),
             Made::Unknown => Err(LoadError::DummyQuantized { method: self.method.unwrap_or("this method") }),
+            Made::Refused(reason) => {
+                Err(LoadError::Tensor { file: file.to_owned(), tensor: weight.name.to_owned(), reason })
+            }
         }
     }
 
@@ -216,8 +221,6 @@ pub(crate) fn check_asked(asked: Option<&str>, found: Option<&'static str>) -> R
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use kernels::ops::{CodeBits, WeightFormat};
 
     use super::*;

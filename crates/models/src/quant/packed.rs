@@ -108,15 +108,13 @@ pub(super) fn stem<'s>(slice: &'s Slice, tensors: Tensors<'_>) -> Option<&'s str
     name.strip_suffix("weight").filter(|_| slice.shape.len() == 2 && tensors.get(name).is_none())
 }
 
-/// Fails where codes stand for a `Conv1D`: tools differ in which way round they store them by these methods.
+/// Why codes of a `Conv1D` are refused by some methods: tools differ in which way round they store them.
+pub(super) const CONV1D: &str = "codes of a Conv1D are read by gptq, awq, auto-round, squeezellm and bitsandbytes; by \
+                                 this method it may lie either way round, so leave Conv1D layers as plain numbers";
+
+/// Fails where codes stand for a `Conv1D`.
 pub(super) fn not_conv1d(slice: &Slice, tensor: &Tensor<'_>) -> Result<(), LoadError> {
-    if !slice.location.conv1d {
-        return Ok(());
-    }
-    Err(tensor.invalid(
-        "codes of a Conv1D are read by gptq, awq, auto-round, squeezellm and bitsandbytes; by this method it may lie \
-         either way round, so leave Conv1D layers as plain numbers",
-    ))
+    if slice.location.conv1d { Err(tensor.invalid(CONV1D)) } else { Ok(()) }
 }
 
 /// The longest groups that two lengths consist of.

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 use super::Quantization;
 use super::float4::power_of_two;
 use super::input::InputScheme;
-use super::packed::{greatest_common_divisor, not_conv1d};
+use super::packed::{CONV1D, greatest_common_divisor, not_conv1d};
 use crate::error::LoadError;
 use crate::weights::{
     Chunk, Code, Decoding, DummyFormat, Element, Fetched, Made, RandomTensor, RandomWeight, Role, ScaledPart, Slice,
@@ -136,6 +136,9 @@ fn is_turned(slice: &Slice) -> bool {
 impl ScaledE4m3 {
     /// See [`Quantization::made`]; scales are of this type.
     pub(super) fn made_with(&self, weight: &RandomWeight<'_>, scale_type: DType) -> Made {
+        if weight.conv1d {
+            return Made::Refused(CONV1D);
+        }
         let ([rows, cols], name) = (weight.shape, weight.name);
         let blocks = self.block.map(|[high, wide]| vec![rows.div_ceil(high), cols.div_ceil(wide)]);
         let (ending, shape) = match self.made {

@@ -15,6 +15,8 @@ pub(crate) struct RandomWeight<'a> {
     pub shape: [usize; 2],
     /// What plain numbers are stored as.
     pub dtype: DType,
+    /// It is a `Conv1D`'s.
+    pub conv1d: bool,
 }
 
 /// What stands for a weight.
@@ -24,6 +26,8 @@ pub(crate) enum Made {
     Tensors(Vec<RandomTensor>),
     /// The method does not know.
     Unknown,
+    /// Loading would refuse them, for this reason.
+    Refused(&'static str),
 }
 
 /// A tensor and what it holds.

@@ -40,9 +40,9 @@ pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u
     let dummy = Dummy::new(seed, dtype, 1);
     let census = Census { dtype, tensors: RefCell::default() };
     network::build(&spec, &names, Shard::new(0, 1)?, 0..spec.layers.len(), &mut Measure::new(&census))?;
-    let planned = plan(census.tensors.into_inner(), &quantized, dtype)?;
-    copy_beside(model, to)?;
     let path = to.join("model.safetensors");
+    let planned = plan(census.tensors.into_inner(), &quantized, dtype, &path)?;
+    copy_beside(model, to)?;
     let written = File::create_new(&path).and_then(|file| write(&file, &planned, &dummy));
     written.map_err(|source| LoadError::Write { file: path, source })
 }
@@ -87,12 +87,17 @@ impl Planned {
 }
 
 /// What a file of these tensors holds.
-fn plan(tensors: BTreeMap<String, Slice>, quantized: &Quantized, dtype: DType) -> Result<Vec<Planned>, LoadError> {
+fn plan(
+    tensors: BTreeMap<String, Slice>,
+    quantized: &Quantized,
+    dtype: DType,
+    file: &Path,
+) -> Result<Vec<Planned>, LoadError> {
     let mut planned = Vec::new();
     for (name, slice) in tensors {
         if slice.role == Role::Projection
             && let Some(weight) = random_weight(&name, &slice, dtype)
-            && let Some(codes) = quantized.made(&weight)?
+            && let Some(codes) = quantized.made(&weight, file)?
         {
             planned.extend(codes.into_iter().map(Planned::Codes));
         } else {
@@ -112,7 +117,7 @@ fn random_weight<'a>(name: &'a str, slice: &Slice, dtype: DType) -> Option<Rando
         [count, rows, cols] => (Some(count), [rows, cols]),
         _ => return None,
     };
-    Some(RandomWeight { name, experts, shape, dtype })
+    Some(RandomWeight { name, experts, shape, dtype, conv1d: slice.location.conv1d })
 }
 
 /// What a thread makes at a time: a part of a tensor, and where it goes.

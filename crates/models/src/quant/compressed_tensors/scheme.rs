@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use crate::quant::grouped::dummy_codes;
 use crate::quant::input::InputScheme;
-use crate::quant::packed::{code_bits, words};
+use crate::quant::packed::{CONV1D, code_bits, words};
 use crate::quant::scaled::{MadeScales, ScaledE4m3};
 use crate::weights::{Content, Made, RandomTensor, RandomWeight, integers};
 
@@ -76,6 +76,9 @@ impl Scheme {
                 (None, false) => MadeScales::Rows,
             };
             return ScaledE4m3 { block: self.block, input: self.input, made }.made_with(weight, weight.dtype);
+        }
+        if weight.conv1d {
+            return Made::Refused(CONV1D);
         }
         if floats || weight.experts.is_some() {
             return Made::Unknown;

@@ -53,6 +53,11 @@ impl ConfigFile {
         &self.file
     }
 
+    /// Whether it is what a GGUF file's metadata say: such files have layouts of their own.
+    pub fn is_gguf(&self) -> bool {
+        self.file.extension().is_some_and(|extension| extension == "gguf")
+    }
+
     /// The raw value, unless absent or `null`.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())

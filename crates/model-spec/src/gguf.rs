@@ -19,8 +19,8 @@ pub struct GgufFamily {
     pub rotates_pairs: bool,
     /// Norm weights have the 1 added that the class adds itself.
     pub norms_plus_one: bool,
-    /// There are norms after each part, and `post_attention_layernorm` is the one after attention.
-    pub norms_around: bool,
+    /// `post_attention_layernorm` is called `post_attention_norm`, and not as the norm before an MLP is.
+    pub post_attention_norm: bool,
     /// A part of each head may rotate, the rest stay.
     pub rotates_partly: bool,
     /// The class of files with experts, where there are such.
@@ -31,17 +31,23 @@ pub struct GgufFamily {
 const FAMILIES: &[GgufFamily] = &[
     GgufFamily::plain("cohere2", "Cohere2ForCausalLM"),
     GgufFamily::plain("command-r", "CohereForCausalLM"),
+    GgufFamily::plain("falcon", "FalconForCausalLM"),
     GgufFamily { norms_plus_one: true, ..GgufFamily::plain("gemma", "GemmaForCausalLM") },
-    GgufFamily { norms_plus_one: true, norms_around: true, ..GgufFamily::plain("gemma2", "Gemma2ForCausalLM") },
-    GgufFamily { norms_plus_one: true, norms_around: true, ..GgufFamily::plain("gemma3", "Gemma3ForCausalLM") },
+    GgufFamily { norms_plus_one: true, post_attention_norm: true, ..GgufFamily::plain("gemma2", "Gemma2ForCausalLM") },
+    GgufFamily { norms_plus_one: true, post_attention_norm: true, ..GgufFamily::plain("gemma3", "Gemma3ForCausalLM") },
     GgufFamily { rotates_partly: true, ..GgufFamily::plain("glm4", "Glm4ForCausalLM") },
+    GgufFamily {
+        post_attention_norm: true,
+        with_experts: Some("GptOssForCausalLM"),
+        ..GgufFamily::plain("gpt-oss", "GptOssForCausalLM")
+    },
     GgufFamily::plain("gpt2", "GPT2LMHeadModel"),
     GgufFamily {
         rotates_pairs: true,
         with_experts: Some("MixtralForCausalLM"),
         ..GgufFamily::plain("llama", "LlamaForCausalLM")
     },
-    GgufFamily { norms_around: true, ..GgufFamily::plain("olmo2", "Olmo2ForCausalLM") },
+    GgufFamily { post_attention_norm: true, ..GgufFamily::plain("olmo2", "Olmo2ForCausalLM") },
     GgufFamily { rotates_partly: true, ..GgufFamily::plain("phi3", "Phi3ForCausalLM") },
     GgufFamily::plain("qwen2", "Qwen2ForCausalLM"),
     GgufFamily { with_experts: Some("Qwen2MoeForCausalLM"), ..GgufFamily::plain("qwen2moe", "Qwen2MoeForCausalLM") },
@@ -52,10 +58,17 @@ const FAMILIES: &[GgufFamily] = &[
 ];
 
 /// Control tokens that end a turn; files often name only the one that ends a text.
-const TURN_ENDS: &[&str] = &["<|eom_id|>", "<|eot_id|>", "<|end|>", "<|im_end|>", "<end_of_turn>"];
+const TURN_ENDS: &[&str] =
+    &["<|call|>", "<|eom_id|>", "<|eot_id|>", "<|end|>", "<|im_end|>", "<|return|>", "<end_of_turn>"];
+
+/// The one of them that ends a part of a turn where another ends all of it.
+const PART_END: (&str, &str) = ("<|end|>", "<|return|>");
 
 /// Families whose largest model, told by its layers, scales scores by its width over its heads.
 const LARGEST_BY_WIDTH: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+
+/// Families whose activations leave the range of f16.
+const WIDE: &[&str] = &["gemma", "gemma2", "gemma3", "gpt-oss"];
 
 /// Families of whose projections only the file says whether they have biases.
 const BIASED: &[&str] = &["command-r", "glm4", "llama", "olmo2"];
@@ -71,7 +84,7 @@ impl GgufFamily {
             class,
             rotates_pairs: false,
             norms_plus_one: false,
-            norms_around: false,
+            post_attention_norm: false,
             rotates_partly: false,
             with_experts: None,
         }
@@ -237,6 +250,13 @@ impl Reader<'_> {
             "command-r" => {
                 object.insert("use_qk_norm".to_owned(), has("attn_q_norm.weight").into());
             }
+            "falcon" => {
+                // The generations differ in their key/value heads and their norms; each is a case of the newest.
+                object.insert("new_decoder_architecture".to_owned(), true.into());
+                object.insert("num_ln_in_parallel_attn".to_owned(), (1 + u8::from(has("attn_norm_2.weight"))).into());
+                object.insert("num_kv_heads".to_owned(), self.needed("attention.head_count_kv")?.into());
+                object.insert("bias".to_owned(), has("attn_qkv.bias").into());
+            }
             "olmo2" if object.get("sliding_window").is_some_and(|window| !window.is_null()) => {
                 let what = "a sliding window, as OLMo 3 has it; use the safetensors files";
                 return Err(self.unsupported(what.to_owned()));
@@ -277,13 +297,13 @@ impl Reader<'_> {
     }
 
     /// What to compute in: as most of the matrices are stored. Quantised ones fit in f16 with less loss than in bf16,
-    /// but Gemma's activations leave the range of f16.
+    /// but the activations of some families leave the range of f16.
     fn dtype(&self) -> &'static str {
         let matrix = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(".attn_output.weight"));
         match matrix.map(|tensor| tensor.kind) {
             Some(TensorType::F32) => "float32",
             Some(TensorType::Bf16) => "bfloat16",
-            _ if self.family.norms_plus_one => "bfloat16",
+            _ if WIDE.contains(&self.family.name) => "bfloat16",
             _ => "float16",
         }
     }
@@ -296,8 +316,10 @@ impl Reader<'_> {
         }
         let kinds = self.gguf.numbers("tokenizer.ggml.token_type")?.unwrap_or_default();
         let texts = self.gguf.texts("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let (part, whole) = PART_END;
+        let is_end = |text: &str| TURN_ENDS.contains(&text) && (text != part || !texts.contains(&whole));
         let control = texts.iter().zip(kinds).enumerate().filter(|(_, (_, kind))| *kind == CONTROL);
-        ends.extend(control.filter(|(_, (text, _))| TURN_ENDS.contains(text)).map(|(id, _)| id as u64));
+        ends.extend(control.filter(|(_, (text, _))| is_end(text)).map(|(id, _)| id as u64));
         ends.sort_unstable();
         ends.dedup();
         object.insert("bos_token_id".to_owned(), id("bos")?.into());
@@ -338,8 +360,11 @@ impl Reader<'_> {
             (Some("linear"), Some(factor)) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
             (Some("yarn"), Some(factor)) => {
                 let original = self.number("rope.scaling.original_context_length")?;
+                // Not in the file: gpt-oss alone does not round where frequencies begin and end to be scaled.
+                let truncate = self.family.name != "gpt-oss";
                 Ok(Some(json!({
                     "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
+                    "truncate": truncate,
                 })))
             }
             (Some(other), _) => {

@@ -4,7 +4,7 @@ use super::blocks::{
     BlockShape, GgmlType,
     GgmlType::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0},
 };
-use TensorType::{Bf16, Blocks, F16, F32};
+use TensorType::{Bf16, Blocks, F16, F32, Mxfp4};
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,8 @@ pub enum TensorType {
     Bf16,
     /// Blocks of consecutive elements of a row.
     Blocks(GgmlType),
+    /// Blocks of 32 four-bit floats: the exponent of a power of two in a byte, then 4 bits an element.
+    Mxfp4,
     /// Another of ggml's types, by its number: known to exist, not decoded here.
     Other(u32),
 }
@@ -38,6 +40,7 @@ const TYPES: &[(u32, TensorType, &str)] = &[
     (20, Blocks(Iq4Nl), "IQ4_NL"),
     (23, Blocks(Iq4Xs), "IQ4_XS"),
     (30, Bf16, "BF16"),
+    (39, Mxfp4, "MXFP4"),
 ];
 
 /// Names of numbers that are not decoded here, for messages.
@@ -57,7 +60,6 @@ const OTHERS: &[(u32, &str)] = &[
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
 ];
 
 impl TensorType {
@@ -84,6 +86,7 @@ impl TensorType {
             F32 => Some(BlockShape { elements: 1, bytes: 4 }),
             F16 | Bf16 => Some(BlockShape { elements: 1, bytes: 2 }),
             Blocks(kind) => Some(kind.block()),
+            Mxfp4 => Some(BlockShape { elements: 32, bytes: 17 }),
             Self::Other(_) => None,
         }
     }

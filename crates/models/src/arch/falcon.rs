@@ -33,7 +33,8 @@ pub(super) fn falcon(folder: &Folder) -> Result<Blueprint, ConfigError> {
     let layers = vec![layer(attention, mlp, norms, residual); sizes.layers];
     let spec = sizes.model(folder, layers, norm, Tied::UnlessSaid)?;
     let part = if variant.new && variant.norms == 2 { two_norms } else { FALCON.part };
-    Ok(Blueprint { spec, names: Naming { qkv: Some(sizes.grouped_qkv()), part, ..FALCON }.names() })
+    let qkv = if config.is_gguf() { sizes.stacked_qkv() } else { sizes.grouped_qkv() };
+    Ok(Blueprint { spec, names: Naming { qkv: Some(qkv), part, ..FALCON }.names() })
 }
 
 /// What the generations differ in.

@@ -34,7 +34,8 @@ pub(super) fn gpt_oss(folder: &Folder) -> Result<Blueprint, ConfigError> {
         residual_scale: 1.0,
     });
     let spec = sizes.model(folder, layers.collect(), norm, Tied::IfSaid)?;
-    let experts = if has_linear_experts(config)? { ExpertNaming::USUAL } else { stacked(count) };
+    let apart = config.is_gguf() || has_linear_experts(config)?;
+    let experts = if apart { ExpertNaming::USUAL } else { stacked(count) };
     Ok(Blueprint { spec, names: Naming { part, experts, ..LLAMA }.names() })
 }
 

@@ -10,13 +10,17 @@
 //!                                                  X.weight_global_scale  one number that scales are divided by
 //! modelopt                                         X.weight, X.weight_scale as above, X.weight_scale_2  one number
 //!                                                  that scales are multiplied by
+//! GGUF           X.weight  [out, in / 32] blocks of an exponent, then codes 0 to 15 in the low
+//!                halves of 16 bytes and codes 16 to 31 in the high ones
 //! ```
-//! Two codes a byte, the low half first. Scales of MXFP4 are exponents plus 127.
+//! Two codes a byte, the low half first but in GGUF. Scales of MXFP4 are exponents plus 127.
+
+use std::ops::Range;
 
 use kernels::e4m3;
 use kernels::ops::{CodeBits, DType, InputRounding};
 
-use super::grouped::{CodeMatrix, Meaning, OfGroup};
+use super::grouped::{CodeMatrix, Meaning, OfGroup, ReadCodes};
 use super::packed::{check, whole_shape};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
@@ -26,6 +30,8 @@ pub(super) const LEVELS: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 /// Values of an MXFP4 block.
 pub(super) const MX_BLOCK: usize = 32;
+/// Bytes of one in a GGUF file.
+const GGML_BYTES: usize = 17;
 /// Values of an NVFP4 block.
 const NV_BLOCK: usize = 16;
 
@@ -38,22 +44,49 @@ pub(super) fn matrix<'a>(
     tensors: Tensors<'a>,
 ) -> Result<CodeMatrix<'a>, LoadError> {
     let (bytes, line) = (tensors.files.bytes(&blocks.name)?, shape[1] / 2);
-    Ok(CodeMatrix {
+    let codes = Box::new(move |row: usize, cols: Range<usize>, out: &mut [u8]| {
+        let bytes = &bytes[row * line..][..line];
+        cols.zip(out).for_each(|(col, code)| *code = bytes[col / 2] >> (col % 2 * 4) & 15);
+    });
+    Ok(of_codes(shape, group, codes, scale))
+}
+
+fn of_codes<'a>(shape: [usize; 2], group: usize, codes: ReadCodes<'a>, scale: OfGroup<'a, f32>) -> CodeMatrix<'a> {
+    CodeMatrix {
         shape,
         bits: CodeBits::Four,
         group,
         // A power of two is a bf16 exactly; the product of an 8-bit float and another number is not.
         scale_type: if group == MX_BLOCK { DType::Bf16 } else { DType::F32 },
-        codes: Box::new(move |row, cols, out| {
-            let bytes = &bytes[row * line..][..line];
-            cols.zip(out).for_each(|(col, code)| *code = bytes[col / 2] >> (col % 2 * 4) & 15);
-        }),
+        codes,
         scale,
         meaning: Meaning::Levels(LEVELS),
         groups: None,
         input: InputRounding::None,
         upright: false,
-    })
+    }
+}
+
+/// The weight of a slice, where a GGUF file has it as MXFP4.
+pub(super) fn ggml<'a>(slice: &Slice, tensors: Tensors<'a>) -> Result<Option<CodeMatrix<'a>>, LoadError> {
+    let tensor = tensors.get(&slice.location.tensor).filter(|tensor| tensor.element == Element::Mxfp4);
+    let Some(tensor) = tensor else { return Ok(None) };
+    let ([_, _], [rows, cols]) = (&slice.shape[..], tensor.shape) else { return Err(tensor.mistyped()) };
+    if !slice.fits(tensor.shape) {
+        return Err(tensor.misshapen(slice.stored_shape()));
+    }
+    let (shape, line) = ([*rows, *cols], cols / MX_BLOCK * GGML_BYTES);
+    let bytes = tensors.files.bytes(&tensor.name)?;
+    let exponents = bytes.clone();
+    let codes = Box::new(move |row: usize, cols: Range<usize>, out: &mut [u8]| {
+        let blocks = &bytes[row * line..][..line];
+        cols.zip(out).for_each(|(col, code)| {
+            let (byte, half) = (col % MX_BLOCK % 16, col % MX_BLOCK / 16);
+            *code = blocks[col / MX_BLOCK * GGML_BYTES + 1 + byte] >> (4 * half) & 15;
+        });
+    });
+    let scale = Box::new(move |row: usize, group: usize| power_of_two(exponents[row * line + group * GGML_BYTES]));
+    Ok(Some(of_codes(shape, MX_BLOCK, codes, scale)))
 }
 
 /// What compressed-tensors stores.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use kernels::ops::{DType, Encoding, GgmlBlocks, GgmlType, HostMatrix, WeightFormat};
 
-use super::{Quantization, decode_slice};
+use super::{Quantization, decode_slice, float4};
 use crate::error::LoadError;
 use crate::weights::{BlocksPart, Chunk, Element, Fetched, Slice, Stored, Tensor, Tensors};
 
@@ -31,6 +31,9 @@ fn whole(slice: &Slice, kind: GgmlType) -> Option<Slice> {
 
 impl Quantization for Gguf {
     fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
+        if let Some(matrix) = float4::ggml(slice, tensors)? {
+            return Ok(Some(matrix.stored(slice)));
+        }
         let Some((_, kind)) = find(slice, tensors)? else { return Ok(None) };
         Ok(Some(match whole(slice, kind) {
             Some(blocks) => {
@@ -42,6 +45,9 @@ impl Quantization for Gguf {
     }
 
     fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
+        if let Some(matrix) = float4::ggml(slice, tensors)? {
+            return Ok(Some(matrix.fetch(slice, tensors.threads)));
+        }
         let Some((tensor, kind)) = find(slice, tensors)? else { return Ok(None) };
         if let Some(blocks) = whole(slice, kind) {
             let bytes = tensors.cut(&tensor, &blocks, kind.block().bytes)?;

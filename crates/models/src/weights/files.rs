@@ -40,6 +40,8 @@ pub(crate) enum Element {
     Code(Code),
     /// Elements of a GGUF file's blocks.
     Blocks(GgmlType),
+    /// The same of four-bit floats, 32 of which share a power of two.
+    Mxfp4,
     /// What has this name, and nobody can read.
     Unknown(String),
 }
@@ -67,6 +69,7 @@ impl Element {
             Self::Code(Code::I8) => "I8".to_owned(),
             Self::Code(Code::I32) => "I32".to_owned(),
             Self::Blocks(kind) => format!("{kind:?}"),
+            Self::Mxfp4 => "MXFP4".to_owned(),
             Self::Unknown(name) => name.clone(),
         }
     }

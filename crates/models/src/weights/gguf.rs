@@ -79,7 +79,7 @@ impl GgufFiles {
         }
         let names::Expert { tensor, number } = stored.expert?;
         let tensor = self.tensors.get(&tensor)?;
-        let count = *tensor.shape.first().filter(|count| tensor.shape.len() == 3 && number < **count)?;
+        let count = *tensor.shape.first().filter(|count| tensor.shape.len() > 1 && number < **count)?;
         Some(Found { tensor, expert: Some((number, count)) })
     }
 
@@ -144,6 +144,7 @@ fn element(kind: TensorType) -> Element {
         TensorType::F16 => Element::Number(DType::F16),
         TensorType::Bf16 => Element::Number(DType::Bf16),
         TensorType::Blocks(kind) => Element::Blocks(kind),
+        TensorType::Mxfp4 => Element::Mxfp4,
         TensorType::Other(_) => Element::Unknown(format!("{} (decoded are {})", kind.name(), TensorType::decoded())),
     }
 }

@@ -3,11 +3,52 @@
 use super::moe::{MIXTURE, checkpoint};
 use super::*;
 
-/// A tensor of a GGUF file: f32.
+/// Llama's names, but for those of norms.
+macro_rules! names {
+    ($($more:expr),* $(,)?) => {
+        &[
+            $($more,)*
+            ("model.embed_tokens", "token_embd"),
+            ("model.norm", "output_norm"),
+            ("lm_head", "output"),
+            ("model.layers", "blk"),
+            ("input_layernorm", "attn_norm"),
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("self_attn.q_norm", "attn_q_norm"),
+            ("self_attn.k_norm", "attn_k_norm"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+        ]
+    };
+}
+
+// After the macro, which it uses.
+mod gpt_oss;
+
+/// A tensor of a GGUF file: f32, or MXFP4 where it has blocks.
 struct Written {
     name: String,
     shape: Vec<usize>,
     values: Vec<f32>,
+    blocks: Vec<u8>,
+}
+
+impl Written {
+    fn new(name: String, shape: Vec<usize>, values: Vec<f32>) -> Self {
+        Self { name, shape, values, blocks: Vec::new() }
+    }
+
+    fn kind(&self) -> u32 {
+        if self.blocks.is_empty() { 0 } else { 39 }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).chain(self.blocks.iter().copied()).collect()
+    }
 }
 
 /// A file of metadata (key, number of the type, bytes) and tensors.
@@ -20,17 +61,17 @@ fn file(metadata: &[(String, u32, Vec<u8>)], tensors: &[&Written]) -> Vec<u8> {
         out.extend([text(key), kind.to_le_bytes().to_vec(), value.clone()].concat());
     }
     let mut offset = 0_u64;
-    for Written { name, shape, values } in tensors {
-        out.extend(text(name));
-        out.extend((shape.len() as u32).to_le_bytes());
-        shape.iter().rev().for_each(|extent| out.extend((*extent as u64).to_le_bytes()));
-        out.extend(0_u32.to_le_bytes());
+    for tensor in tensors {
+        out.extend(text(&tensor.name));
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        tensor.shape.iter().rev().for_each(|extent| out.extend((*extent as u64).to_le_bytes()));
+        out.extend(tensor.kind().to_le_bytes());
         out.extend(offset.to_le_bytes());
-        offset += (values.len() as u64 * 4).next_multiple_of(32);
+        offset += (tensor.bytes().len() as u64).next_multiple_of(32);
     }
     out.resize(out.len().next_multiple_of(32), 0);
-    for Written { values, .. } in tensors {
-        values.iter().for_each(|value| out.extend(value.to_le_bytes()));
+    for tensor in tensors {
+        out.extend(tensor.bytes());
         out.resize(out.len().next_multiple_of(32), 0);
     }
     out
@@ -87,7 +128,7 @@ fn converted(tensors: &Tensors, post: &str, plus_one: bool) -> Vec<Written> {
         let name = name.replace("post_attention_layernorm", post);
         let added = if plus_one && name.ends_with("norm.weight") { 1.0 } else { 0.0 };
         let values = values(tensor).into_iter().map(|value| value + added).collect();
-        Written { name, shape: tensor.shape.clone(), values }
+        Written::new(name, tensor.shape.clone(), values)
     };
     tensors.iter().map(convert).collect()
 }
@@ -195,7 +236,7 @@ fn experts_are_read() {
         let experts: Vec<&Written> = (0..3).map(|expert| of(expert).expect("an expert")).collect();
         let shape = [&[3], &experts[0].shape[..]].concat();
         let values = experts.iter().flat_map(|one| one.values.clone()).collect();
-        together.push(Written { name: format!("blk.{layer}.{name}_exps.weight"), shape, values });
+        together.push(Written::new(format!("blk.{layer}.{name}_exps.weight"), shape, values));
     }
     let metadata = metadata("llama", &[("expert_count", 3), ("expert_used_count", 2)]);
     let is_whole = |one: &&Written| !one.name.starts_with("blk.") || one.name.split('.').count() == 4;
@@ -262,10 +303,25 @@ impl Family {
         {
             let [inputs, outputs] = shape[..] else { panic!("a matrix") };
             let turned = (0..inputs * outputs).map(|at| values[at % inputs * outputs + at / inputs]).collect();
-            return Written { name: stored, shape: vec![outputs, inputs], values: turned };
+            return Written::new(stored, vec![outputs, inputs], turned);
+        }
+        if name.ends_with("query_key_value.weight") {
+            return Written::new(stored, shape.clone(), self.ungrouped(&values, shape[1]));
         }
         let shape = if shape[0] == 1 { shape[1..].to_vec() } else { shape.clone() };
-        Written { name: stored, shape, values }
+        Written::new(stored, shape, values)
+    }
+
+    /// Falcon's rows of queries, keys and values of heads of eight: from one key/value head after the other to all
+    /// queries, all keys, all values.
+    fn ungrouped(&self, values: &[f32], width: usize) -> Vec<f32> {
+        let (_, kv) = self.sizes.iter().find(|(key, _)| *key == "attention.head_count_kv").expect("key/value heads");
+        let (head, queries) = (8 * width, 4 / *kv as usize);
+        let groups = || values.chunks((queries + 2) * head);
+        let part = |heads: std::ops::Range<usize>| {
+            groups().flat_map(|group| &group[heads.start * head..heads.end * head]).copied().collect::<Vec<f32>>()
+        };
+        [part(0..queries), part(queries..queries + 1), part(queries + 1..queries + 2)].concat()
     }
 
     fn metadata(&self) -> Vec<(String, u32, Vec<u8>)> {
@@ -286,32 +342,22 @@ fn drawn((index, (name, view)): (usize, (String, safetensors::tensor::TensorView
 
 const EPSILON: (&str, f32) = ("attention.layer_norm_epsilon", 1e-5);
 
-/// Llama's names, but for those of norms.
-macro_rules! names {
-    ($($more:expr),* $(,)?) => {
-        &[
-            $($more,)*
-            ("model.embed_tokens", "token_embd"),
-            ("model.norm", "output_norm"),
-            ("lm_head", "output"),
-            ("model.layers", "blk"),
-            ("input_layernorm", "attn_norm"),
-            ("self_attn.q_proj", "attn_q"),
-            ("self_attn.k_proj", "attn_k"),
-            ("self_attn.v_proj", "attn_v"),
-            ("self_attn.o_proj", "attn_output"),
-            ("self_attn.q_norm", "attn_q_norm"),
-            ("self_attn.k_norm", "attn_k_norm"),
-            ("mlp.gate_proj", "ffn_gate"),
-            ("mlp.up_proj", "ffn_up"),
-            ("mlp.down_proj", "ffn_down"),
-        ]
-    };
-}
-
 const NORM_BEFORE_MLP: (&str, &str) = ("post_attention_layernorm", "ffn_norm");
 
-const FAMILIES: [Family; 9] = [
+const FALCON: [(&str, &str); 10] = [
+    ("transformer.word_embeddings", "token_embd"),
+    ("transformer.ln_f", "output_norm"),
+    ("transformer.h", "blk"),
+    ("self_attention.query_key_value", "attn_qkv"),
+    ("self_attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("input_layernorm", "attn_norm"),
+    ("ln_attn", "attn_norm_2"),
+    ("ln_mlp", "attn_norm"),
+];
+
+const FAMILIES: [Family; 12] = [
     Family {
         class: "Cohere2ForCausalLM",
         name: "cohere2",
@@ -327,6 +373,42 @@ const FAMILIES: [Family; 9] = [
         sizes: &[],
         numbers: &[EPSILON, ("logit_scale", 0.5)],
         names: names![],
+    },
+    // 7B, 11B, 40B.
+    Family {
+        class: "FalconForCausalLM",
+        name: "falcon",
+        config: r#""multi_query": true, "parallel_attn": true, "bias": false,"#,
+        sizes: &[("attention.head_count_kv", 1)],
+        numbers: &[EPSILON],
+        names: &FALCON,
+    },
+    Family {
+        class: "FalconForCausalLM",
+        name: "falcon",
+        config: r#""new_decoder_architecture": true, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": false,
+            "tie_word_embeddings": false,"#,
+        sizes: &[("attention.head_count_kv", 2)],
+        numbers: &[EPSILON],
+        names: &[
+            FALCON[0],
+            FALCON[1],
+            FALCON[2],
+            FALCON[3],
+            FALCON[4],
+            FALCON[5],
+            FALCON[6],
+            FALCON[7],
+            ("lm_head", "output"),
+        ],
+    },
+    Family {
+        class: "FalconForCausalLM",
+        name: "falcon",
+        config: r#""new_decoder_architecture": true, "num_kv_heads": 2, "bias": false,"#,
+        sizes: &[("attention.head_count_kv", 2)],
+        numbers: &[EPSILON],
+        names: &FALCON,
     },
     Family {
         class: "GPT2LMHeadModel",
@@ -436,7 +518,7 @@ fn families_compute_what_their_classes_do() {
 fn what_a_file_says_is_kept_or_refused() {
     let refused = |name: &str, more: &[(&str, u32)], tensor: &str, words: &[&str]| {
         let dir = tempfile::tempdir().expect("a folder");
-        let tensor = Written { name: tensor.to_owned(), shape: vec![8], values: vec![1.0; 8] };
+        let tensor = Written::new(tensor.to_owned(), vec![8], vec![1.0; 8]);
         std::fs::write(dir.path().join("m.gguf"), file(&metadata(name, more), &[&tensor])).expect("written");
         let message = refusal(load(dir.path(), &options(LoadFormat::Auto, (0, 1))));
         assert!(words.iter().all(|word| message.contains(word)), "{name}: {message}");
@@ -445,7 +527,36 @@ fn what_a_file_says_is_kept_or_refused() {
     refused("olmo2", &[("attention.sliding_window", 8)], "output_norm.weight", &["sliding window", "safetensors"]);
     refused("qwen2", &[("rope.dimension_count", 4)], "output_norm.weight", &["rotary", "4 of 8"]);
     refused("glm4", &[("rope.dimension_sections", 4)], "output_norm.weight", &["rotary", "sections"]);
-    for name in ["falcon", "gpt-oss"] {
+    for name in ["bloom", "mamba"] {
         refused(name, &[], "output_norm.weight", &[name, "phi3, qwen2, qwen2moe"]);
     }
+}
+
+/// A list of texts, and one of whole numbers, as metadata.
+fn lists(texts: &[&str], kinds: &[i32]) -> [(String, u32, Vec<u8>); 2] {
+    let list = |kind: u32, count: usize, items: Vec<u8>| {
+        [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes(), &items].concat()
+    };
+    let text = |text: &&str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let (all, numbers) = (texts.iter().flat_map(text).collect(), kinds.iter().flat_map(|kind| kind.to_le_bytes()));
+    [
+        ("tokenizer.ggml.tokens".to_owned(), 9, list(8, texts.len(), all)),
+        ("tokenizer.ggml.token_type".to_owned(), 9, list(5, kinds.len(), numbers.collect())),
+    ]
+}
+
+/// A part of gpt-oss's turn ends with the token that ends Phi's turn.
+#[test]
+fn tokens_that_end_a_turn_are_told_from_those_that_end_a_part_of_it() {
+    let ends = |texts: &[&str], kinds: &[i32]| {
+        let dir = tempfile::tempdir().expect("a folder");
+        let metadata: Vec<_> = metadata("phi3", &[]).into_iter().chain(lists(texts, kinds)).collect();
+        std::fs::write(dir.path().join("m.gguf"), file(&metadata, &[])).expect("written");
+        let config = model_spec::ConfigFile::of_model(dir.path()).expect("metadata");
+        assert!(config.is_gguf());
+        config.get("eos_token_id").cloned().expect("ends")
+    };
+    // Three: a control token; one: words like any other.
+    assert_eq!(ends(&["a", "<|end|>", "<|im_end|>"], &[1, 3, 1]), serde_json::json!([1]));
+    assert_eq!(ends(&["<|call|>", "<|end|>", "<|return|>"], &[3, 3, 3]), serde_json::json!([0, 2]));
 }

@@ -19,10 +19,12 @@ pub(super) struct Expert {
 
 /// The tensor in the file for a name such as `model.layers.3.self_attn.q_proj.weight`.
 pub(super) fn stored(name: &str, family: &GgufFamily) -> Option<StoredName> {
-    let (stem, ending) = name.rsplit_once('.')?;
+    let (stem, ending) = if name.ends_with(".sinks") { (name, "weight") } else { name.rsplit_once('.')? };
     let whole = |stored: String| StoredName { name: format!("{stored}.{ending}"), expert: None };
     let (layer, part) = match stem {
-        "model.embed_tokens" | "transformer.wte" => return Some(whole("token_embd".to_owned())),
+        "model.embed_tokens" | "transformer.word_embeddings" | "transformer.wte" => {
+            return Some(whole("token_embd".to_owned()));
+        }
         "transformer.wpe" => return Some(whole("position_embd".to_owned())),
         "model.norm" | "transformer.ln_f" => return Some(whole("output_norm".to_owned())),
         "lm_head" => return Some(whole("output".to_owned())),
@@ -32,7 +34,7 @@ pub(super) fn stored(name: &str, family: &GgufFamily) -> Option<StoredName> {
         let expert = Expert { tensor: format!("blk.{layer}.{stored}_exps.{ending}"), number };
         return Some(StoredName { expert: Some(expert), ..whole(format!("blk.{layer}.{stored}.{number}")) });
     }
-    if family.norms_around && part == "post_attention_layernorm" {
+    if family.post_attention_norm && part == "post_attention_layernorm" {
         return Some(whole(format!("blk.{layer}.post_attention_norm")));
     }
     let (_, stored) = PARTS.iter().find(|(name, _)| *name == part)?;
@@ -60,12 +62,17 @@ const PARTS: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("ln_1", "attn_norm"),
     ("ln_2", "ffn_norm"),
+    ("ln_attn", "attn_norm_2"),
+    ("ln_mlp", "attn_norm"),
     ("mlp.c_fc", "ffn_up"),
     ("mlp.c_proj", "ffn_down"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.router", "ffn_gate_inp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
@@ -76,12 +83,15 @@ const PARTS: &[(&str, &str)] = &[
     ("post_mlp_layernorm", "post_ffw_norm"),
     ("post_self_attn_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
+    ("self_attention.dense", "attn_output"),
+    ("self_attention.query_key_value", "attn_qkv"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.sinks", "attn_sinks"),
     ("self_attn.v_proj", "attn_v"),
 ];
 

@@ -4,8 +4,10 @@
 mod heads;
 
 use super::attention::{Part, row, tolerance, with_attention_kernels};
-use super::{Random, backends, check, check_same, filled, filled_in, round};
-use kernels::ops::{Act, Attention, Backend, Batch, DType, Heads, KvLayer, KvShape, RowSelection, Sequence};
+use super::{Random, backends, begin_rows, check, check_same, filled, filled_in, gpu, round};
+use kernels::ops::{
+    Act, Attention, Backend, Batch, CaptureOwner, CaptureSize, DType, Heads, KvLayer, KvShape, RowSelection, Sequence,
+};
 
 const BLOCK: usize = 16;
 const SEED: u64 = 3;
@@ -320,5 +322,123 @@ fn latent_keys_of_other_sizes() {
     for (dim, v_dim, block_size) in [(48, 32, 16), (320, 256, 16), (576, 512, 4)] {
         let heads = Heads { q: 4, kv: 1, dim, v_dim };
         Latent { heads, block_size, dtype: DType::Bf16, scale: 0.1, parts: &parts }.check_all(&mut backends);
+    }
+}
+
+/// Decode steps that are captured, and replayed for other sequences.
+struct Captured<'a> {
+    backend: Box<dyn Backend>,
+    latent: Latent<'a>,
+    kv: KvLayer,
+    tables: Vec<[Vec<u32>; 1]>,
+    qkv: Act,
+    out: Act,
+}
+
+const OWNER: CaptureOwner = CaptureOwner(0);
+
+impl<'a> Captured<'a> {
+    fn new(mut backend: Box<dyn Backend>, latent: Latent<'a>) -> Self {
+        let Heads { q, dim, v_dim, .. } = latent.heads;
+        let (kv, tables) = latent.fill(&mut *backend);
+        let rows = latent.parts.len();
+        let [qkv, out] = [(q + 1) * dim, q * v_dim].map(|width| backend.new_rounded_act(rows, width, latent.dtype));
+        Self { backend, latent, kv, tables, qkv, out }
+    }
+
+    fn attend(&mut self) {
+        let Self { backend, latent, kv, qkv, out, .. } = self;
+        backend.rope_and_cache(*qkv, latent.heads, None, *kv);
+        backend.attention(*qkv, Attention::causal(latent.heads, latent.scale), *kv, None, *out);
+    }
+
+    fn dummy_run(&mut self, rows: usize) {
+        let zeros = vec![0; rows];
+        self.backend.begin_padded(OWNER, Batch { tokens: &zeros, positions: &zeros, sequences: &[] });
+        self.attend();
+    }
+
+    fn end(&mut self) {
+        let ticket = self.backend.end_step(self.out);
+        self.backend.take(ticket, &mut Vec::new());
+    }
+
+    /// Captures every step that is to be.
+    fn capture(&mut self) {
+        while let Some(CaptureSize { rows, has_run, is_ready }) = self.backend.next_capture(OWNER) {
+            if !has_run && is_ready {
+                self.dummy_run(rows);
+                self.end();
+            }
+            if has_run || is_ready {
+                self.backend.begin_capture();
+                self.dummy_run(rows);
+                self.backend.end_step(self.out);
+                self.backend.end_capture().expect("a step that can be captured");
+            }
+            while self.backend.warm_up() {}
+        }
+    }
+
+    /// Runs a step of some sequences, and checks some heads of it; whether it was replayed.
+    fn check(&mut self, sequences: std::ops::Range<usize>) -> bool {
+        let Latent { heads, dtype, parts, .. } = self.latent;
+        let parts = &parts[sequences.clone()];
+        begin_rows(&mut *self.backend, self.latent.parts.len());
+        let width = (heads.q + 1) * heads.dim;
+        for (row, part) in parts.iter().enumerate() {
+            let (queries, key) =
+                (self.latent.queries(part.sequence, part.start), self.latent.key(part.sequence, part.start));
+            self.backend.host_mut(self.qkv)[row * width..][..width].copy_from_slice(&[queries, key].concat());
+        }
+        self.backend.host_mut(self.out).fill(f32::NAN);
+        let positions: Vec<u32> = parts.iter().map(|part| part.start as u32).collect();
+        let tables = self.tables[sequences].to_vec();
+        let of = |(slot, part): (usize, &Part)| Sequence {
+            first_row: slot,
+            num_rows: 1,
+            start: part.start,
+            tables: &tables[slot],
+            slot,
+        };
+        let batch: Vec<Sequence<'_>> = parts.iter().enumerate().map(of).collect();
+        let batch = Batch { tokens: &positions, positions: &positions, sequences: &batch };
+        let replayed = self.backend.replay_pass(OWNER, batch);
+        if !replayed {
+            self.backend.begin_padded(OWNER, batch);
+            self.attend();
+        }
+        self.end();
+        let got = self.backend.read(self.out);
+        for (row, part) in parts.iter().enumerate() {
+            let keys: Vec<Vec<f32>> = (0..=part.start).map(|at| self.latent.key(part.sequence, at)).collect();
+            for head in [0, heads.q / 2, heads.q - 1] {
+                let want = self.latent.wanted(&keys, part, 0, head);
+                let allowed = |index: usize| 2.0 * tolerance(dtype.into(), dtype) * f64::abs(want[index]).max(1.0);
+                let what = format!("replayed: {replayed}, row {row}, head {head}, {part:?}");
+                check(&what, &got[(row * heads.q + head) * heads.v_dim..][..heads.v_dim], &want, allowed);
+            }
+        }
+        replayed
+    }
+}
+
+/// Of other numbers of sequences and tokens each time: what a block has to do lies in the batch.
+#[test]
+fn captured_latent_steps_follow_the_batch() {
+    let parts = parts(&[(600, 1), (0, 1), (64, 1), (1900, 1), (63, 1), (250, 1), (129, 1), (1000, 1)]);
+    for q in [4, 128] {
+        let Some(backend) = gpu::backend(false) else { return };
+        let latent = Latent { heads: deepseek(q), block_size: 16, dtype: DType::Bf16, scale: 0.1, parts: &parts };
+        let mut captured = Captured::new(backend, latent);
+        captured.backend.set_capture_sizes(OWNER, &[4, parts.len()], 1);
+        let steps = [0..4, 3..4, 1..3, 0..8, 2..7, 4..8];
+        for step in steps.clone() {
+            assert!(!captured.check(step.clone()), "{step:?} was captured before it ran");
+        }
+        captured.capture();
+        for step in steps.clone().into_iter().chain(steps.into_iter().rev()) {
+            assert!(captured.check(step.clone()), "{step:?} was not captured");
+        }
     }
 }

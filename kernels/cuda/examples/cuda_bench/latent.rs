@@ -96,8 +96,8 @@ impl Bench {
             }
             let caches = self.latent_caches(sequences * (start + rows));
             self.begin(&vec![(start, rows); sequences]);
-            let seconds =
-                self.time_calls(0, 8, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], None, out));
+            let seconds = self
+                .time_calls(0, 8, |backend, i| backend.attention(qkv, attention, caches[i % caches.len()], None, out));
             let seen = sequences * (rows * start + rows * (rows + 1) / 2);
             let work = Work { bytes: 0.0, flops: (2 * seen * q * (DIM + RANK)) as f64 };
             self.report(name, &format!("latent prefill, {sequences} x {rows} after {start}"), seconds, work);

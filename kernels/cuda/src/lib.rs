@@ -5,9 +5,9 @@
 //! What holds of [`ops::Backend`]'s guarantee: with f32 weights, activations and cache a row's bits never depend on the
 //! rows beside it. With 16-bit weights how a product is done follows from the number of rows, so a row's last bits may
 //! change with its company; and from what was measured on this machine (`autotune`), so they may differ from another
-//! machine's. Linear attention of 16-bit types takes a sequence's rows of a step in chunks where they are many, so how a
-//! prompt is cut into steps shows in its last bits there. In a process the same rows are always multiplied in the same way once that is measured; a machine that
-//! has never measured them may change the way once, between two steps.
+//! machine's. Linear attention of 16-bit types takes a sequence's rows of a step in chunks where they are many, so how
+//! a prompt is cut into steps shows in its last bits there. In a process the same rows are always multiplied in the
+//! same way once that is measured; a machine that has never measured them may change the way once, between two steps.
 
 mod attention;
 mod autotune;

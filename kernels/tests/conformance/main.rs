@@ -3,7 +3,6 @@
 
 mod attention;
 mod between;
-mod delta_chunks;
 mod gpu;
 mod integers;
 mod invariance;

@@ -1,5 +1,7 @@
 //! Operations with a state: against plain float64 recurrences, and the same bits however a sequence is cut.
 
+mod delta_chunks;
+
 use super::rounded::step;
 use super::{Random, backends, check_relative, check_same, filled, filled_in, round};
 use kernels::ops::{

@@ -19,8 +19,8 @@
 //!   or says no. None looks at the device; what the kernels for a GEMM can do is a fact of the operation
 //!   ([`op::Fits`]). So every rule is tested by itself.
 //! - **Lookahead** is bounded: an operation leaves the list with the first one behind it that no rule combines it with.
-//!   A GEMM, a norm in place, a gate and a sum over ranks wait for one operation, the norms of heads and a GEMM that ranks add
-//!   up for two. Most operations wait for nothing, so the device is fed as early as without a list.
+//!   A GEMM, a norm in place, a gate and a sum over ranks wait for one operation, the norms of heads and a GEMM that
+//!   ranks add up for two. Most operations wait for nothing, so the device is fed as early as without a list.
 //! - **Order** is kept: operations are launched as they were appended. Only the second half of a split norm
 //!   (`split_norm`) comes later, or never where nothing reads it.
 //! - **The host** reads and writes activations, ends steps, and exchanges with other ranks behind an end of the list

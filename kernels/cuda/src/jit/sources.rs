@@ -128,7 +128,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gated" in "layers"
     "gated_norm" in "layers"
     "gather" in "layers"
-    "head_matmul" in "layers"
+    "head_matmul" in "latent"
     "lora" in "layers"
     "matmul" in "gemm"
     "matmul_packed_plain" in "gemm"

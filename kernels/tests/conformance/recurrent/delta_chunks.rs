@@ -1,8 +1,8 @@
 //! The gated delta rule of 16-bit types, which a GPU may take in chunks: against the recurrence in float64, over chunk
 //! borders, steps and company.
 
-use super::recurrent::Delta;
-use super::{Random, backends, check_same, filled_in, round};
+use super::Delta;
+use crate::{Random, backends, check_same, filled_in, round};
 use kernels::ops::{Act, Backend, Batch, Cols, DType, DeltaInput, DeltaRule, Sequence};
 
 const SLOTS: usize = 32;

@@ -49,7 +49,7 @@ use fusion::op::Op;
 use fusion::pass::Pass;
 use fusion::split_norm::Squares;
 use gemm::cublaslt::Blas;
-use gemm::matmul::{Matmul, reserve};
+use gemm::matmul::Matmul;
 use graph::captures::Captures;
 use jit::specialization::Special;
 use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
@@ -202,7 +202,7 @@ impl CudaBackend {
         let bias = self.vector(bias);
         let mut call = experts::Call { x, group, bias, choices, keep, out, room: 0 };
         let bytes = call.room_bytes(&self.device);
-        call.room = reserve(&mut self.rounded_inputs, &mut self.device, bytes, "rounded inputs of experts");
+        call.room = self.device.reserve(&mut self.rounded_inputs, bytes, "rounded inputs of experts");
         experts::expert_matmul(&mut self.device, &call)
     }
 }

@@ -200,11 +200,10 @@ impl Ranks {
         let row = x.width * size_of::<f32>();
         let rows = (STAGING / (placement.size * row)).max(1);
         let bytes = placement.size * rows * row;
-        if staging.as_ref().is_none_or(|memory| memory.bytes < bytes) {
-            *staging = None;
-            *staging = device.allocate(bytes, "logits of all ranks");
+        let staging = device.reserve(staging, bytes, "logits of all ranks");
+        if staging == 0 {
+            return;
         }
-        let Some(staging) = staging.as_ref().map(|memory| memory.ptr) else { return };
         for first in (0..x.rows).step_by(rows) {
             let rows = rows.min(x.rows - first);
             let from = x.ptr + (first * row) as u64;

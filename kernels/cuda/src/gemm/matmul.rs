@@ -64,8 +64,8 @@ impl Matmul {
         self.reserve_unpacked(device, w);
         let facts = Facts::of(device);
         let what = "inputs of products with quantized weights";
-        reserve(&mut self.reordered, device, matmul_packed_wgmma::reordered_bytes(facts, w), what);
-        reserve(&mut self.gated, device, prepared::gated_bytes(facts, w), what);
+        device.reserve(&mut self.reordered, matmul_packed_wgmma::reordered_bytes(facts, w), what);
+        device.reserve(&mut self.gated, prepared::gated_bytes(facts, w), what);
     }
 
     /// Makes room for a packed matrix as 16-bit numbers.
@@ -180,7 +180,7 @@ impl Matmul {
         let address = match (prepared.buffer, prepared.form) {
             (Buffer::Usual, InputForm::Codes(_)) => self.reserve_rounded(device, bytes),
             (Buffer::Usual, InputForm::Reordered) => self.reordered.as_ref()?.ptr,
-            (Buffer::Gated, _) => reserve(&mut self.gated, device, bytes, "an input of a quantized product"),
+            (Buffer::Gated, _) => device.reserve(&mut self.gated, bytes, "an input of a quantized product"),
         };
         (address != 0).then_some(address)
     }
@@ -397,17 +397,8 @@ impl Matmul {
 
     /// Room for an input in another element type.
     fn reserve_rounded(&mut self, device: &mut Device, bytes: usize) -> CUdeviceptr {
-        reserve(&mut self.rounded, device, bytes.next_power_of_two(), "a product's rounded input")
+        device.reserve(&mut self.rounded, bytes.next_power_of_two(), "a product's rounded input")
     }
-}
-
-/// Memory that grows to the largest that is asked for; 0 where there is none.
-pub(crate) fn reserve(memory: &mut Option<Memory>, device: &mut Device, bytes: usize, what: &str) -> CUdeviceptr {
-    if memory.as_ref().map_or(0, |memory| memory.bytes) < bytes {
-        *memory = None;
-        *memory = device.allocate(bytes, what);
-    }
-    memory.as_ref().map_or(0, |memory| memory.ptr)
 }
 
 /// The tactic of a product whose kind was not measured: a kernel of ours only once it is compiled.

@@ -69,11 +69,7 @@ impl ChunkScratch {
     /// Lists of `places` rows of value heads, in room for at least as many.
     fn reserve(&mut self, device: &mut Device, places: usize) -> Chunks {
         let bytes = places * Self::BYTES.iter().sum::<usize>();
-        if self.memory.as_ref().is_none_or(|memory| memory.bytes < bytes) {
-            self.memory = None;
-            self.memory = device.allocate(bytes, "chunks of linear attention");
-        }
-        let matrices = self.memory.as_ref().map_or(0, |memory| memory.ptr);
+        let matrices = device.reserve(&mut self.memory, bytes, "chunks of linear attention");
         let factors = matrices + (places * Self::BYTES[0]) as u64;
         Chunks { matrices, factors, ends: factors + (places * Self::BYTES[1]) as u64 }
     }

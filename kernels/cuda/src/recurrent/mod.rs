@@ -78,7 +78,7 @@ pub(crate) struct Columns {
 twin!(Columns = "Columns" { first, width });
 
 impl Columns {
-    /// Whether rows begin at multiples of so many bytes.
+    /// Whether rows begin at multiples of `bytes`.
     fn is_aligned(&self, bytes: usize, dtype: DType) -> bool {
         self.first.is_multiple_of(bytes as u64) && (self.width as usize * dtype.size()).is_multiple_of(bytes)
     }

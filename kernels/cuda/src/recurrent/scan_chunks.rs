@@ -58,13 +58,9 @@ twin!(Spans = "Spans" { states, left, count, least, below });
 pub(crate) struct SpanStates(Option<Memory>);
 
 impl SpanStates {
-    /// Room for so many bytes; null after a fault.
+    /// Room for `bytes` bytes; null after a fault.
     fn reserve(&mut self, device: &mut Device, bytes: usize) -> CUdeviceptr {
-        if self.0.as_ref().is_none_or(|memory| memory.bytes < bytes) {
-            self.0 = None;
-            self.0 = device.allocate(bytes, "states between spans of a scan");
-        }
-        self.0.as_ref().map_or(0, |memory| memory.ptr)
+        device.reserve(&mut self.0, bytes, "states between spans of a scan")
     }
 }
 

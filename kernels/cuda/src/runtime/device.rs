@@ -208,6 +208,15 @@ impl Device {
         self.attempt_now(size, |context| Memory::new(context, bytes))
     }
 
+    /// Memory that grows to the largest that is asked for; 0 where there is none.
+    pub(crate) fn reserve(&mut self, memory: &mut Option<Memory>, bytes: usize, what: &str) -> sys::CUdeviceptr {
+        if memory.as_ref().map_or(0, |memory| memory.bytes) < bytes {
+            *memory = None;
+            *memory = self.allocate(bytes, what);
+        }
+        memory.as_ref().map_or(0, |memory| memory.ptr)
+    }
+
     pub(crate) fn pin(&mut self, bytes: usize) -> Option<Pinned> {
         self.attempt_now(|| format!("{bytes} bytes of pinned host memory"), |context| Pinned::new(context, bytes))
     }

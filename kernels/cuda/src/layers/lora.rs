@@ -33,6 +33,7 @@ const BLOCK: usize = 128;
 
 /// What there was no memory for.
 const SLOTS: &str = "adapters, of which --max-loras and --max-lora-rank say how much";
+const ROWS: &str = "rows of adapters";
 
 /// The adapters of all layers.
 #[derive(Default)]
@@ -187,16 +188,17 @@ impl Adapters {
         u32::try_from(self.sites.len() - 1).expect("far fewer layers")
     }
 
-    /// Makes room for steps of `rows` rows, at addresses that stay.
+    /// Makes room for steps of `rows` rows of all layers that there are, at addresses that stay until either grows.
     pub(crate) fn prepare(&mut self, device: &mut Device, rows: usize) {
-        if (self.sites.is_empty() && self.saved.is_empty()) || self.most_rows >= rows {
+        if self.sites.is_empty() && self.saved.is_empty() {
             return;
         }
-        self.most_rows = rows;
+        self.most_rows = self.most_rows.max(rows);
+        let rows = self.most_rows;
         let (whole, parts) = (rows * self.width, rows.min(MANY - 1) * self.split_width);
-        self.shrunk = device.allocate(whole.max(parts).max(1) * size_of::<f32>(), "rows of adapters");
         let words = AdapterGroups::most_words(rows, self.slots);
-        self.grouped = device.allocate(words * size_of::<u32>(), "rows of adapters");
+        device.reserve(&mut self.shrunk, whole.max(parts).max(1) * size_of::<f32>(), ROWS);
+        device.reserve(&mut self.grouped, words * size_of::<u32>(), ROWS);
         self.sent.reserve(device, words);
         self.picked.reserve(device, words);
     }

@@ -11,8 +11,9 @@ START = time.perf_counter()
 import argparse
 import json
 import os
-import random
 from multiprocessing import get_context
+
+import peer_cases
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -66,13 +67,6 @@ def write_adapter(folder, config, rank):
 
 def main():
     args, engine_args = arguments()
-    with open(args.cases) as lines:
-        cases = [json.loads(line) for line in lines if line.strip()]
-    for case in cases:
-        case["prompts"] *= case.get("copies", 1)
-    with open(os.path.join(args.model, "config.json")) as file:
-        config = json.load(file)
-    vocab_size = config["vocab_size"]
 
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
@@ -81,51 +75,24 @@ def main():
     # engine is forked from this one, and waits forever for the threads that PyTorch's products have started here.
     adapters = os.path.join(args.model, "adapter")
     if args.enable_lora:
+        with open(os.path.join(args.model, "config.json")) as file:
+            config = json.load(file)
         writer = get_context("spawn").Process(target=write_adapter, args=(adapters, config, args.max_lora_rank))
         writer.start()
         writer.join()
         if writer.exitcode:
             raise SystemExit(f"{adapters} could not be written")
     engine = LLM.from_engine_args(engine_args)
-    ids = random.Random(0)
 
-    def prompt(number, length, repeated):
-        source = random.Random(number) if repeated else ids
-        return {"prompt_token_ids": [source.randrange(100, min(vocab_size, 10_000)) for _ in range(length)]}
-
-    def measure(lengths, adapter_count=0, repeated=False):
-        prompts = [prompt(number, length, repeated) for number, (length, _) in enumerate(lengths)]
-        params = [
-            SamplingParams(temperature=0.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False) for _, n in lengths
-        ]
+    def generate(prompts, lengths, adapter_count):
+        params = [SamplingParams(temperature=0.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False) for n in lengths]
         numbers = [i % adapter_count + 1 for i in range(len(lengths))] if adapter_count else []
         loras = [LoRARequest(f"a{n}", n, adapters) for n in numbers] or None
-        start = time.perf_counter()
+        prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = engine.generate(prompts, params, use_tqdm=False, lora_request=loras)
-        seconds = time.perf_counter() - start
-        counts = [len(output.outputs[0].token_ids) for output in outputs]
-        wanted = [n for _, n in lengths]
-        if counts != wanted:
-            raise SystemExit(f"{sum(counts)} tokens were generated, not {sum(wanted)}")
-        return seconds
+        return [len(output.outputs[0].token_ids) for output in outputs]
 
-    def report(name, lengths, seconds):
-        line = {
-            "name": name,
-            "seconds": seconds,
-            "input_tokens": sum(n for n, _ in lengths),
-            "output_tokens": sum(n for _, n in lengths),
-        }
-        print(json.dumps(line), flush=True)
-        with open(args.output_jsonl, "a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    measure([[8, 1]])
-    report("startup", [[8, 1]], [time.perf_counter() - START])
-    for case in cases:
-        time.sleep(case.get("idle_s", 0))
-        runs = [measure(case["prompts"], case.get("adapters", 0), case.get("repeated", False)) for _ in range(case.get("runs", 1))]
-        report(case["name"], case["prompts"], runs)
+    peer_cases.measure(generate, peer_cases.read(args.cases), args.model, args.output_jsonl, START)
 
 
 if __name__ == "__main__":

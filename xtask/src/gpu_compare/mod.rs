@@ -1,5 +1,5 @@
-//! `cargo xtask gpu-compare`: Quire and vLLM on the same work, one after the other on one machine, and the table of
-//! both.
+//! `cargo xtask gpu-compare`: Quire and its peers on the same work, one after the other on one machine, and the table
+//! of both.
 //!
 //! Every figure is appended to the folder of results as soon as it is known, so that a run that is cut off loses
 //! nothing and several runs (other models, the other side) make one table. `--table` only prints what is there.
@@ -30,7 +30,7 @@ pub struct Args {
     /// The `quire` command
     #[arg(long, default_value = "target/release/quire")]
     quire: PathBuf,
-    /// A Python that has vLLM
+    /// A Python that has the peer: vLLM, or SGLang with `--sides quire,sglang --parts offline`
     #[arg(long, default_value = "python3")]
     python: PathBuf,
     /// Folder of results, which are added to those that it has

@@ -72,17 +72,16 @@ impl Results {
     pub fn read(&self, plain: bool) -> anyhow::Result<Read> {
         let mut figures = Figures::new();
         for shape in <Shape as clap::ValueEnum>::value_variants() {
-            for side in [Side::Quire, Side::Vllm] {
-                let lines = lines(&self.lines_of(side, *shape))?;
+            for side in <Side as clap::ValueEnum>::value_variants() {
+                let lines = lines(&self.lines_of(*side, *shape))?;
                 let found = if plain { work::plain_figures(&lines) } else { work::figures(*shape, &lines) };
                 if !found.is_empty() {
-                    figures.insert((*shape, side), found);
+                    figures.insert((*shape, *side), found);
                 }
             }
         }
         for served in lines::<Served>(&self.folder.join("online.jsonl"))? {
-            let side = if served.side == Side::Quire.to_string() { Side::Quire } else { Side::Vllm };
-            let Some(shape) = Shape::named(&served.model) else { continue };
+            let (Some(side), Some(shape)) = (Side::named(&served.side), Shape::named(&served.model)) else { continue };
             let rows = figures.entry((shape, side)).or_default();
             // A later run replaces an earlier one.
             rows.retain(|figure| figure.row != served.figure.row);

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
@@ -19,6 +19,25 @@ pub enum Side {
     Quire,
     /// The peer.
     Vllm,
+    /// A second peer, without servers.
+    Sglang,
+}
+
+impl Side {
+    pub const PEERS: [Self; 2] = [Self::Vllm, Self::Sglang];
+
+    /// As tables call it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Quire => "Quire",
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::value_variants().iter().copied().find(|side| side.to_string() == name)
+    }
 }
 
 impl fmt::Display for Side {
@@ -26,6 +45,7 @@ impl fmt::Display for Side {
         f.write_str(match self {
             Self::Quire => "quire",
             Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
         })
     }
 }
@@ -148,15 +168,26 @@ impl<'a> Stage<'a> {
                 command
             }
             Side::Vllm => {
-                let script = self.work.join("vllm_offline.py");
-                fs::write(&script, include_str!("../../../tests/peers/vllm_offline.py"))?;
-                let mut command = Command::new(&self.args.python);
-                command.arg(script).arg("--model").arg(self.model()).args(["--load-format", self.load_format()]);
-                command
+                self.script("vllm_offline.py", include_str!("../../../tests/peers/vllm_offline.py"), "--model")?
             }
+            Side::Sglang => self.script(
+                "sglang_offline.py",
+                include_str!("../../../tests/peers/sglang_offline.py"),
+                "--model-path",
+            )?,
         };
         command.arg("--cases").arg(cases).arg("--output-jsonl").arg(output).args(self.limits()).args(&self.args.flags);
         process::log_to(&mut command, &self.args.out)?;
+        Ok(command)
+    }
+
+    /// A peer's script, which is told by `flag` where the model lies.
+    fn script(&self, name: &str, text: &str, flag: &str) -> anyhow::Result<Command> {
+        let script = self.work.join(name);
+        fs::write(&script, text)?;
+        fs::write(self.work.join("peer_cases.py"), include_str!("../../../tests/peers/peer_cases.py"))?;
+        let mut command = Command::new(&self.args.python);
+        command.arg(script).arg(flag).arg(self.model()).args(["--load-format", self.load_format()]);
         Ok(command)
     }
 
@@ -181,6 +212,7 @@ impl<'a> Stage<'a> {
                 ]);
                 command
             }
+            Side::Sglang => bail!("SGLang is measured without servers alone: --parts offline"),
         };
         command.args(self.limits()).args(&self.args.flags);
         command.args(["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]);

@@ -1,4 +1,4 @@
-//! The table: every row that a side has, the other side's figure beside it, and the goal.
+//! A table for each peer: every row that a side has, the other side's figure beside it, and the goal.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,8 @@ struct Row {
     row: String,
     unit: String,
     quire: Option<f64>,
-    vllm: Option<f64>,
+    peer: Side,
+    theirs: Option<f64>,
 }
 
 impl Row {
@@ -47,8 +48,8 @@ impl Row {
 
     /// How many times as fast Quire is.
     fn ratio(&self) -> Option<f64> {
-        let (quire, vllm) = (self.quire?, self.vllm?);
-        Some(if self.less_is_better() { vllm / quire } else { quire / vllm })
+        let (quire, theirs) = (self.quire?, self.theirs?);
+        Some(if self.less_is_better() { theirs / quire } else { quire / theirs })
     }
 
     fn goal(&self) -> Option<f64> {
@@ -64,16 +65,21 @@ impl Row {
 impl Table {
     pub fn new(read: &Read) -> Self {
         let shapes: BTreeSet<Shape> = read.figures.keys().map(|(shape, _)| *shape).collect();
+        let is_there = |peer: &Side| read.figures.keys().any(|(_, side)| side == peer);
+        let mut peers: Vec<Side> = Side::PEERS.into_iter().filter(is_there).collect();
+        if peers.is_empty() {
+            peers.push(Side::Vllm);
+        }
         let mut rows: Vec<Row> = Vec::new();
-        for shape in shapes {
+        for (peer, shape) in peers.iter().flat_map(|peer| shapes.iter().map(move |shape| (*peer, *shape))) {
             let of = |side: Side| read.figures.get(&(shape, side)).map_or(&[][..], Vec::as_slice);
             let mut names: Vec<&Figure> = of(Side::Quire).iter().collect();
             let only_theirs = |theirs: &&Figure| !of(Side::Quire).iter().any(|ours| ours.row == theirs.row);
-            names.extend(of(Side::Vllm).iter().filter(only_theirs));
+            names.extend(of(peer).iter().filter(only_theirs));
             for Figure { row, unit, .. } in names {
                 let value = |side| of(side).iter().find(|figure| figure.row == *row).map(|figure| figure.value);
-                let (quire, vllm) = (value(Side::Quire), value(Side::Vllm));
-                rows.push(Row { shape, row: row.clone(), unit: unit.clone(), quire, vllm });
+                let (quire, theirs) = (value(Side::Quire), value(peer));
+                rows.push(Row { shape, row: row.clone(), unit: unit.clone(), quire, peer, theirs });
             }
         }
         Self { rows, notes: read.notes.clone() }
@@ -82,8 +88,14 @@ impl Table {
     /// For people.
     pub fn markdown(&self) -> String {
         let mut text: String = self.notes.iter().map(|note| format!("{note}\n")).collect();
-        text.push_str("\n| model | work | Quire | vLLM | ratio | goal |\n|---|---|---|---|---|---|\n");
+        let mut peer = None;
         for row in &self.rows {
+            if peer.replace(row.peer) != Some(row.peer) {
+                let peer = row.peer.title();
+                text.push_str(&format!(
+                    "\n| model | work | Quire | {peer} | ratio | goal |\n|---|---|---|---|---|---|\n"
+                ));
+            }
             let value =
                 |value: Option<f64>| value.map_or("".to_owned(), |value| format!("{} {}", short(value), row.unit));
             let ratio = row.ratio().map_or(String::new(), |ratio| format!("{ratio:.2}"));
@@ -94,7 +106,7 @@ impl Table {
             text.push_str(&format!(
                 "| {title} | {name} | {} | {} | {ratio} | {goal} |\n",
                 value(row.quire),
-                value(row.vllm)
+                value(row.theirs)
             ));
         }
         text
@@ -104,7 +116,7 @@ impl Table {
     pub fn json(&self) -> String {
         let row = |row: &Row| {
             json!({"model": row.shape.to_string(), "row": row.row, "unit": row.unit, "quire": row.quire,
-                "vllm": row.vllm, "ratio": row.ratio(), "goal": row.goal(), "meets_goal": row.meets_goal()})
+                row.peer.to_string(): row.theirs, "ratio": row.ratio(), "goal": row.goal(), "meets_goal": row.meets_goal()})
         };
         json!({"notes": self.notes, "rows": self.rows.iter().map(row).collect::<Vec<Value>>()}).to_string()
     }

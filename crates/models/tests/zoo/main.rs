@@ -126,6 +126,7 @@ zoo! {
     gpt_neox: "gpt-neox", BOTH, ranks: [3], refused: [(2, "num_attention_heads")];
     gpt_neox_sequential: "gpt-neox-sequential", BOTH, ranks: [2], refused: [];
     gpt_oss: "gpt-oss", BF16, ranks: [2, 4], refused: [];
+    gptq_made: "gptq", BOTH, ranks: [2], refused: [];
     gptq_int4: "llama-gptq-int4-g128", BOTH, ranks: [2, 4], refused: [];
     gptq_int4_asym: "llama-gptq-int4-g32-asym", BOTH, ranks: [2, 4], refused: [];
     gptq_int4_desc_act: "llama-gptq-int4-g128-desc-act", BOTH, ranks: [2, 4], refused: [];

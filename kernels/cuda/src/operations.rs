@@ -678,6 +678,13 @@ impl ops::Lora for CudaBackend {
         self.lora.saved.matmul(&mut self.device, self.lora.slots(), site.0, rows);
     }
 
+    fn mask_saved(&mut self, site: ops::SavedSite, own: usize, out: Act) {
+        self.append(Op::Opaque("mask_saved"));
+        let slots = self.lora.is_active().then(|| self.lora.slots());
+        let out = self.acts.view(out);
+        self.lora.saved.mask(&mut self.device, slots, site.0, own, out);
+    }
+
     fn saved_embed(&mut self, site: ops::SavedSite, entries: ops::Entries, out: Act) {
         if !self.lora.is_active() {
             return;

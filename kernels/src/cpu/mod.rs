@@ -580,6 +580,11 @@ impl ops::Lora for CpuBackend {
         unsafe { gemm::matmul(self.isa, &mut self.pool, &mut self.matmul, products) };
     }
 
+    fn mask_saved(&mut self, site: ops::SavedSite, own: usize, out: Act) {
+        let out = self.acts.view(out);
+        self.lora.saved.mask(&mut self.pool, &self.lora.rows, site.0, own, out);
+    }
+
     fn saved_embed(&mut self, site: ops::SavedSite, entries: ops::Entries, out: Act) {
         let (tokens, out) = (lora::Tokens { rows: &self.batch.tokens, entries }, self.acts.view(out));
         if !self.lora.rows.is_empty() {

@@ -25,7 +25,7 @@ pub struct Entries {
 pub struct SavedShape {
     /// Adapters that the device holds at a time.
     pub slots: usize,
-    /// Output features of a linear layer; entries of an embedding.
+    /// Output features of a linear layer; entries of an embedding. A slot's matrix may have fewer.
     pub rows: usize,
     /// Input features of a linear layer; width of an embedding.
     pub cols: usize,
@@ -41,8 +41,19 @@ impl SavedShape {
         assert!((slot as usize) < self.slots, "adapter slot {slot} of {}", self.slots);
         if let Some(PlainElements { dtype, bytes }) = matrix {
             assert_eq!(dtype, self.dtype, "type of an adapter's matrix");
-            assert_eq!(bytes.len(), self.rows * self.cols * dtype.size(), "bytes of an adapter's matrix");
+            let row = self.cols * dtype.size();
+            assert!(
+                bytes.len().is_multiple_of(row) && bytes.len() <= self.rows * row,
+                "{} bytes of an adapter's matrix of at most {} rows of {row}",
+                bytes.len(),
+                self.rows
+            );
         }
+    }
+
+    /// Rows that a matrix has, which may be fewer than there is room for.
+    pub fn rows_of(&self, PlainElements { dtype, bytes }: PlainElements<'_>) -> usize {
+        bytes.len() / (self.cols * dtype.size())
     }
 }
 
@@ -222,12 +233,19 @@ pub trait Lora {
         true
     }
 
-    /// `out[row] = x[row] w^T` with the matrix of the row's slot; rows whose slot has none stay as they are. Called
-    /// after the product with the model's matrix.
+    /// `out[row] = x[row] w^T` with the matrix of the row's slot, anything in columns that it lacks; rows whose slot has
+    /// none stay as they are. Called after the product with the model's matrix.
     ///
     /// A row's result depends on the row and the matrix alone.
     fn saved_matmul(&mut self, x: Act, site: SavedSite, out: Act) {
         let _ = (x, site, out);
+    }
+
+    /// Makes columns of logits -inf: those that the matrix of the row's slot lacks; of rows whose slot has none, those
+    /// from `own` on, which the model's matrix lacks. Called in every step, also in one without adapters.
+    fn mask_saved(&mut self, site: SavedSite, own: usize, out: Act) {
+        let _ = (own, out);
+        unreachable!("{site:?} of a device without adapters");
     }
 
     /// `out[row] = scale * w[token(row) - first]` with the matrix of the row's slot, zero for tokens that it lacks;

@@ -1,6 +1,6 @@
 //! Whole matrices that adapters have in place of the model's embedding and head, and the launches of `saved.cu`.
 //!
-//! What a captured step names stays where it is: slots, and which of them have a matrix.
+//! What a captured step names stays where it is: slots, and how many rows their matrices have.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -20,8 +20,8 @@ struct Site {
     shape: SavedShape,
     /// `[slots][rows][cols]`.
     matrices: Option<Memory>,
-    /// `[slots]`: 1 where there is a matrix.
-    present: Option<Memory>,
+    /// `[slots]`: 0 without a matrix, else one more than its rows.
+    counts: Option<Memory>,
 }
 
 impl SavedMatrices {
@@ -33,9 +33,9 @@ impl SavedMatrices {
     pub(crate) fn add(&mut self, device: &mut Device, shape: SavedShape) -> u32 {
         let SavedShape { slots, rows, cols, dtype, .. } = shape;
         let matrices = device.allocate(slots * rows * cols * dtype.size(), "matrices of adapters");
-        let present = device.allocate(slots * size_of::<u32>(), "adapters");
-        present.iter().for_each(|present| device.clear(present));
-        self.0.push(Site { shape, matrices, present });
+        let counts = device.allocate(slots * size_of::<u32>(), "adapters");
+        counts.iter().for_each(|counts| device.clear(counts));
+        self.0.push(Site { shape, matrices, counts });
         u32::try_from(self.0.len() - 1).expect("far fewer matrices")
     }
 
@@ -45,27 +45,40 @@ impl SavedMatrices {
         LoraTarget { site, slot }: LoraTarget,
         matrix: Option<PlainElements<'a>>,
     ) -> impl Iterator<Item = Extent<'a>> {
-        let Site { shape, matrices, present } = &self.0[site as usize];
+        let Site { shape, matrices, counts } = &self.0[site as usize];
         shape.check(slot, matrix);
         let place = |memory: &Option<Memory>, bytes: usize| ptr(memory.as_ref()) + u64::from(slot) * bytes as u64;
-        let flag = bytes(std::iter::once(u32::from(matrix.is_some())));
-        let to = place(present, flag.len());
-        let numbers = matrix.map(|matrix| matrix.bytes);
-        let numbers = numbers.map(|bytes| Extent { bytes: bytes.into(), to: place(matrices, bytes.len()) });
-        numbers.into_iter().chain([Extent { bytes: flag.into(), to }])
+        let count = bytes(std::iter::once(matrix.map_or(0, |matrix| 1 + shape.rows_of(matrix) as u32)));
+        let to = place(counts, count.len());
+        let room = shape.rows * shape.cols * shape.dtype.size();
+        let numbers = matrix.map(|matrix| Extent { bytes: matrix.bytes.into(), to: place(matrices, room) });
+        numbers.into_iter().chain([Extent { bytes: count.into(), to }])
     }
 
     /// Replaces products of rows; `slots` are the rows'.
     pub(crate) fn matmul(&self, device: &mut Device, slots: CUdeviceptr, site: u32, [x, out]: [View; 2]) {
-        let Site { shape: SavedShape { rows: outputs, cols, dtype, .. }, matrices, present } = &self.0[site as usize];
+        let Site { shape: SavedShape { rows: outputs, cols, dtype, .. }, matrices, counts } = &self.0[site as usize];
         assert_eq!((x.width, out.rows, out.width), (*cols, x.rows, *outputs), "shapes of an adapter's product");
-        let [matrices, present] = [matrices, present].map(|memory| ptr(memory.as_ref()));
+        let [matrices, counts] = [matrices, counts].map(|memory| ptr(memory.as_ref()));
         let grid = [outputs.div_ceil(DOTS), x.rows.div_ceil(EACH)];
         let [rows, inputs, outputs] = [x.rows, *cols, *outputs].map(|size| size as u32);
         device.launch(
             Name::in_file("saved", "saved_matmul", &[x.dtype, *dtype]),
             Shape { grid, block: 32 * WARPS, shared: 0 },
-            args![x.ptr, matrices, slots, present, out.ptr, rows, inputs, outputs],
+            args![x.ptr, matrices, slots, counts, out.ptr, rows, inputs, outputs],
+        );
+    }
+
+    /// Masks what rows of logits lack; `slots` are the rows', absent where none has an adapter.
+    pub(crate) fn mask(&self, device: &mut Device, slots: Option<CUdeviceptr>, site: u32, own: usize, out: View) {
+        let Site { shape, counts, .. } = &self.0[site as usize];
+        assert!(out.width == shape.rows && own <= out.width, "columns of masked logits");
+        let (slots, counts) = (slots.unwrap_or(0), ptr(counts.as_ref()));
+        let [own, columns] = [own, out.width].map(|size| size as u32);
+        device.launch(
+            Name::in_file("saved", "mask_saved", &[]),
+            Shape::rows(out.rows, out.width),
+            args![slots, counts, out.ptr, own, columns],
         );
     }
 
@@ -78,14 +91,14 @@ impl SavedMatrices {
         entries: Entries,
         out: View,
     ) {
-        let Site { shape: SavedShape { rows, cols, dtype, .. }, matrices, present } = &self.0[site as usize];
+        let Site { shape: SavedShape { rows, cols, dtype, .. }, matrices, counts } = &self.0[site as usize];
         assert_eq!(out.width, *cols, "width of an adapter's embedding");
-        let [matrices, present] = [matrices, present].map(|memory| ptr(memory.as_ref()));
+        let [matrices, counts] = [matrices, counts].map(|memory| ptr(memory.as_ref()));
         let [count, width] = [*rows, *cols].map(|size| size as u32);
         device.launch(
             Name::in_file("saved", "saved_embed", &[*dtype]),
             Shape::rows(out.rows, out.width),
-            args![matrices, slots, present, tokens, out.ptr, entries.first, count, width, entries.scale],
+            args![matrices, slots, counts, tokens, out.ptr, entries.first, count, width, entries.scale],
         );
     }
 }

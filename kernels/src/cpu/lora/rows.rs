@@ -137,6 +137,11 @@ impl AdapterRows {
         &self.groups
     }
 
+    /// The slot of a row's adapter.
+    pub(super) fn slot(&self, row: usize) -> Option<u32> {
+        Some(self.current[row]).filter(|slot| *slot != NONE)
+    }
+
     /// Whether no row has an adapter.
     pub(crate) fn is_empty(&self) -> bool {
         self.groups.groups.is_empty()

@@ -17,7 +17,15 @@ pub(crate) struct SavedMatrices(Vec<Site>);
 struct Site {
     shape: SavedShape,
     /// By slot.
-    slots: Vec<Option<Packed>>,
+    slots: Vec<Option<SlotMatrix>>,
+}
+
+/// The matrix of a slot.
+struct SlotMatrix {
+    /// Padded with zeros to the site's rows.
+    packed: Packed,
+    /// Those that it has.
+    rows: usize,
 }
 
 impl SavedMatrices {
@@ -33,8 +41,14 @@ impl SavedMatrices {
         // Before the next one takes memory.
         slots[slot as usize] = None;
         let SavedShape { rows, cols, compute, .. } = *shape;
-        slots[slot as usize] = matrix.map(|PlainElements { dtype, bytes }| {
-            Packed::new(&[HostMatrix::plain(dtype, rows, cols, bytes)], compute, pool)
+        slots[slot as usize] = matrix.map(|matrix| {
+            let missing = rows - shape.rows_of(matrix);
+            let PlainElements { dtype, bytes } = matrix;
+            let zeros = vec![0; missing * cols * dtype.size()];
+            let parts = [(rows - missing, bytes), (missing, &zeros)];
+            let parts = parts.into_iter().filter(|(rows, _)| *rows > 0);
+            let parts: Vec<_> = parts.map(|(rows, bytes)| HostMatrix::plain(dtype, rows, cols, bytes)).collect();
+            SlotMatrix { packed: Packed::new(&parts, compute, pool), rows: rows - missing }
         });
     }
 
@@ -52,7 +66,7 @@ impl SavedMatrices {
             Some(Product {
                 x: Rows::picked(x.data, x.width, rows, 1),
                 rows: rows.len(),
-                w: slots[slot].as_ref()?,
+                w: &slots[slot].as_ref()?.packed,
                 bias: None,
                 epilogue: Epilogue::Store,
                 activation: None,
@@ -66,12 +80,24 @@ impl SavedMatrices {
         let Site { shape, slots } = &self.0[site as usize];
         assert_eq!(out.width, shape.cols, "width of an adapter's embedding");
         for (slot, rows) in rows.groups(out.rows).by_slot() {
-            let Some(table) = slots[slot].as_ref().map(Lookup::of) else { continue };
+            let Some(SlotMatrix { packed, rows: entries }) = &slots[slot] else { continue };
+            let table = Lookup::of(packed);
             pool.run_sized(rows.len(), rows.len() * out.width, &|task, _| {
                 // SAFETY: a row is one task's.
                 let to = unsafe { out.row_mut(rows[task] as usize) };
-                table.look_up(tokens.entry(rows[task], shape.rows), tokens.entries.scale, to);
+                table.look_up(tokens.entry(rows[task], *entries), tokens.entries.scale, to);
             });
         }
+    }
+    /// Makes columns of logits -inf that a row's matrix lacks; `own`: columns of the model's.
+    pub(crate) fn mask(&self, pool: &mut Pool, rows: &AdapterRows, site: u32, own: usize, out: View) {
+        let Site { shape, slots } = &self.0[site as usize];
+        assert!(out.width == shape.rows && own <= out.width, "columns of masked logits");
+        pool.run_sized(out.rows, out.rows * (out.width - own), &|row, _| {
+            let slot = rows.slot(row).and_then(|slot| slots[slot as usize].as_ref());
+            // SAFETY: a row is one task's.
+            let columns = unsafe { out.row_mut(row) };
+            columns[slot.map_or(own, |matrix| matrix.rows)..].fill(f32::NEG_INFINITY);
+        });
     }
 }

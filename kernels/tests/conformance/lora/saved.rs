@@ -162,3 +162,56 @@ fn rows_of_an_embedding_are_its_adapters() {
         }
     }
 }
+
+/// Matrices with fewer rows than there is room for, as vocabularies of several sizes give them.
+#[test]
+fn what_a_matrix_lacks_is_masked_and_embeds_to_zeros() {
+    const ROWS: usize = 70;
+    const COLS: usize = 24;
+    for mut backend in backends() {
+        for dtype in TYPES {
+            let mut random = Random(3);
+            let shape = SavedShape { slots: SLOTS, rows: ROWS, cols: COLS, dtype, compute: DType::F32 };
+            let site = backend.new_saved_site(shape);
+            let own = [Some(67), None, Some(60)];
+            let mut put = |slot: u32, rows: Option<usize>| {
+                let matrix = rows.map(|rows| encode(&random.values(rows * COLS), dtype));
+                let elements = matrix.as_ref().map(|(bytes, _)| PlainElements { dtype, bytes });
+                write_and_wait(&mut *backend, |backend, taken| backend.write_saved(site, slot, elements, taken));
+                matrix.map(|(_, values)| values)
+            };
+            // Each slot had a matrix of all rows before.
+            (0..SLOTS as u32).for_each(|slot| drop(put(slot, Some(ROWS))));
+            let matrices: Vec<_> = (0..).zip(own).map(|(slot, rows)| put(slot, rows)).collect();
+            let steps: Vec<(u32, Option<u32>)> = (0..40_u32).map(|row| (58 + row % 12, (row % 4).checked_sub(1))).collect();
+            let rows_of = |slot: Option<u32>| slot.and_then(|slot| own[slot as usize]);
+            let before = random.values(steps.len() * ROWS);
+            for has_adapters in [true, false] {
+                let out = filled(&mut *backend, ROWS, &before);
+                let of: Vec<_> = steps.iter().map(|(token, slot)| (*token, slot.filter(|_| has_adapters))).collect();
+                begin(&mut *backend, &of);
+                backend.host_mut(out).copy_from_slice(&before);
+                backend.mask_saved(site, 64, out);
+                let masked = |(at, value): (usize, &f32)| {
+                    let end = rows_of(of[at / ROWS].1).unwrap_or(64);
+                    if at % ROWS < end { *value } else { f32::NEG_INFINITY }
+                };
+                let want: Vec<f32> = before.iter().enumerate().map(masked).collect();
+                check_same("mask_saved", backend.read(out), &want);
+            }
+            let embedded = vec![9.0; steps.len() * COLS];
+            let out = filled(&mut *backend, COLS, &embedded);
+            begin(&mut *backend, &steps);
+            backend.host_mut(out).copy_from_slice(&embedded);
+            backend.saved_embed(site, Entries { first: 0, scale: 1.0 }, out);
+            let row = |(token, slot): &(u32, Option<u32>)| {
+                let matrix = slot.and_then(|slot| matrices[slot as usize].as_ref());
+                let Some(matrix) = matrix else { return vec![9.0; COLS] };
+                let at = *token as usize * COLS;
+                matrix.get(at..at + COLS).map_or_else(|| vec![0.0; COLS], <[f32]>::to_vec)
+            };
+            let want: Vec<f32> = steps.iter().flat_map(row).collect();
+            check_same("saved_embed", backend.read(out), &want);
+        }
+    }
+}

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use kernels::ops::{Act, Backend, DType, ExpertRouting};
 use model_spec::ModelSpec;
 
-use crate::network::{Head, Modules, Output, ProjectedLinear};
+use crate::linear::OwnColumns;
+use crate::network::{Head, Modules, Output, ProjectedLinear, WideLogits};
 
 /// Activation buffers of a network outside its layers.
 pub(crate) struct Activations {
@@ -33,6 +34,8 @@ pub(crate) struct OutputActivations {
     pub(crate) projections: Vec<Act>,
     /// What the head gives: this rank's part of the logits, or whole rows of anything else.
     pub(crate) out: Act,
+    /// This rank's part as the model's own head gives it, where adapters have tokens behind it.
+    pub(crate) own_logits: Option<OwnColumns>,
     /// Logits of all ranks, where their devices are connected.
     pub(crate) all_logits: Option<Act>,
 }
@@ -148,13 +151,17 @@ impl OutputActivations {
         let picked_normed = buffers.shared("norm of picked rows", 1, hidden, backend);
         let picked_mixed = buffers.shared("picked rows of the mixer", 1, mixed, backend);
         let (mut projected, mut all_logits, mut projections) = (None, None, Vec::new());
+        let mut own_logits = None;
         let out = match &output.head {
             Head::Logits(head) => {
                 let width = spec.embedding.width;
                 projected = head.project.map(|_| buffers.shared("projected rows", 1, width, backend));
                 // Each of several ranks has a part of the head.
-                if head.width < spec.vocab_size && backend.can_init_comm() {
-                    all_logits = Some(buffers.exact("all logits", 1, spec.vocab_size, backend));
+                if head.width < output.vocab && backend.can_init_comm() {
+                    all_logits = Some(buffers.exact("all logits", 1, output.vocab, backend));
+                }
+                if let Some(WideLogits { own: width, .. }) = head.wide.filter(|wide| wide.own < head.width) {
+                    own_logits = Some(OwnColumns { act: buffers.exact("own logits", 1, width, backend), width });
                 }
                 buffers.exact("logits", 1, head.width, backend)
             }
@@ -178,6 +185,6 @@ impl OutputActivations {
             Head::Hidden if output.norm.is_some() => buffers.exact("hidden states", 1, hidden, backend),
             Head::Hidden => picked,
         };
-        Self { picked, picked_normed, picked_mixed, projected, projections, out, all_logits }
+        Self { picked, picked_normed, picked_mixed, projected, projections, out, own_logits, all_logits }
     }
 }

@@ -23,6 +23,13 @@ pub(crate) struct Linear {
     saved: Option<SavedSite>,
 }
 
+/// What a layer's own matrix gives, where adapters give more columns.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnColumns {
+    pub act: Act,
+    pub width: usize,
+}
+
 /// How a layer's matrix is divided over the ranks of a tensor-parallel group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
@@ -52,6 +59,19 @@ impl Linear {
     /// it.
     pub(crate) fn run(&self, input: Act, epilogue: Epilogue, out: Act, backend: &mut dyn Backend) {
         backend.matmul(input, self.matrix, self.bias, epilogue, out);
+        self.add_adapters(input, out, backend);
+    }
+
+    /// The same where `out` has more columns than the matrix gives, which adapters alone have: those of `own` are copied.
+    pub(crate) fn run_wide(&self, input: Act, own: OwnColumns, out: Act, backend: &mut dyn Backend) {
+        let OwnColumns { act, width } = own;
+        backend.matmul(input, self.matrix, self.bias, Epilogue::Store, act);
+        let at = HeadColumns { first: 0, stride: 0 };
+        backend.copy_columns(act, at, out, at, 1, width);
+        self.add_adapters(input, out, backend);
+    }
+
+    fn add_adapters(&self, input: Act, out: Act, backend: &mut dyn Backend) {
         if let Some(site) = self.saved {
             backend.saved_matmul(input, site, out);
         }

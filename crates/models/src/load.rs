@@ -274,6 +274,8 @@ impl Loading<'_> {
         if options.lora.is_some() && !device.backend.has_lora() {
             return Err(LoadError::NoAdapters { what: device.describe() });
         }
+        let extra_vocab = options.lora.map_or(0, |lora| lora.extra_vocab);
+        check_extra_vocab(&spec, shard, options.lora)?;
         let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
         let cache = cache_type(options, compute, quantized.fp8_cache)?;
         let (dtype, threads) = (spec.dtype.unwrap_or(compute), options.threads);
@@ -292,7 +294,7 @@ impl Loading<'_> {
             KvDType::Float(_) => vec![LayerScales::default(); spec.layers.len()],
         };
         let layers = stage_layers(&options.placement.stage, &spec, &names, &*weights)?;
-        let mut measure = Measure::new(&*weights);
+        let mut measure = Measure::new(&*weights).with_extra_vocab(extra_vocab);
         network::build(&spec, &names, shard, layers.clone(), &mut measure)?;
         let (bytes_total, as_stored) = (measure.bytes, !measure.mixed);
         let types = ComputeTypes { compute, cache };
@@ -322,6 +324,28 @@ impl Loading<'_> {
         };
         let parts = Parts { spec, limits, compute, layers, cache, scales, modules, resident, lora, adapted_elsewhere };
         Ok(Network::new(parts, device))
+    }
+}
+
+/// Refuses tokens of adapters behind the model's own where there is no room for them.
+fn check_extra_vocab(spec: &ModelSpec, shard: Shard, lora: Option<LoraOptions>) -> Result<(), LoadError> {
+    let Some(LoraOptions { extra_vocab: extra, saved_modules, .. }) = lora.filter(|lora| lora.extra_vocab > 0) else {
+        return Ok(());
+    };
+    let refused = |reason| Err(LoadError::Option { what: "--lora-extra-vocab-size", value: extra, reason });
+    if !saved_modules {
+        return refused(
+            "it needs --enable-lora-modules-to-save, which gives each adapter room for an embedding and a head",
+        );
+    }
+    let head = spec.head.logits();
+    if head.is_some_and(|head| head.bias || head.unit_rows) {
+        return refused("heads with a bias, or whose rows are divided by their length, take no tokens of adapters");
+    }
+    // Every rank has some of the model's own.
+    match shard.vocabulary(spec.vocab_size, extra).entries.is_empty() {
+        true => refused("it must be smaller: a rank of --tensor-parallel-size has none of the model's own tokens"),
+        false => Ok(()),
     }
 }
 

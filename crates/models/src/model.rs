@@ -24,16 +24,20 @@ pub struct Model {
 pub struct Logits<'a> {
     /// Rows asked for.
     pub rows: usize,
-    /// Columns: [`ModelSpec::vocab_size`], which may exceed the tokenizer's vocabulary.
+    /// Columns: [`ModelSpec::vocab_size`], which may exceed the tokenizer's vocabulary, and those of adapters' tokens.
     pub vocab: usize,
+    /// Columns of the model's own tokens.
+    pub own: usize,
     /// `[rows, vocab]`, row-major.
     pub data: &'a [f32],
 }
 
 impl Logits<'_> {
-    /// One row.
+    /// One row, without the columns behind the model's own that its sequence does not know.
     pub fn row(&self, row: usize) -> &[f32] {
-        &self.data[row * self.vocab..(row + 1) * self.vocab]
+        let row = &self.data[row * self.vocab..(row + 1) * self.vocab];
+        let extra = row[self.own..].iter().rposition(|logit| *logit != f32::NEG_INFINITY).map_or(0, |last| last + 1);
+        &row[..self.own + extra]
     }
 }
 

@@ -29,7 +29,11 @@ pub(crate) struct Shard {
 /// A rank's part of the vocabulary. All ranks have the same number of rows; the last may be padded with zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Vocabulary {
+    /// Of the model's own tokens.
     pub entries: Range<usize>,
+    /// The same with those that adapters may have behind them.
+    pub wide: Range<usize>,
+    /// After `wide`.
     pub pad_rows: usize,
 }
 
@@ -107,10 +111,12 @@ impl Shard {
         head..head + 1
     }
 
-    pub(crate) fn vocabulary(self, size: usize) -> Vocabulary {
-        let each = size.div_ceil(self.size);
-        let entries = (self.rank * each).min(size)..((self.rank + 1) * each).min(size);
-        Vocabulary { pad_rows: each - entries.len(), entries }
+    /// Of `size` tokens of a model, and `extra` of adapters behind them.
+    pub(crate) fn vocabulary(self, size: usize, extra: usize) -> Vocabulary {
+        let each = (size + extra).div_ceil(self.size);
+        let of = |size: usize| (self.rank * each).min(size)..((self.rank + 1) * each).min(size);
+        let wide = of(size + extra);
+        Vocabulary { pad_rows: each - wide.len(), entries: of(size), wide }
     }
 
     /// Biases of products that are summed over ranks are added once.
@@ -151,10 +157,16 @@ mod tests {
     #[test]
     fn vocabulary_is_covered_once() {
         for (vocab, size) in [(512, 2), (513, 2), (7, 4), (1, 3), (50257, 8)] {
-            let parts: Vec<Vocabulary> = shards(size).map(|shard| shard.vocabulary(vocab)).collect();
-            let covered: Vec<usize> = parts.iter().flat_map(|part| part.entries.clone()).collect();
-            assert_eq!(covered, (0..vocab).collect::<Vec<_>>());
-            assert!(parts.iter().all(|part| part.entries.len() + part.pad_rows == vocab.div_ceil(size)));
+            for extra in [0, 3] {
+                let parts: Vec<Vocabulary> = shards(size).map(|shard| shard.vocabulary(vocab, extra)).collect();
+                let covered = |of: fn(&Vocabulary) -> &Range<usize>| -> Vec<usize> {
+                    parts.iter().flat_map(|part| of(part).clone()).collect()
+                };
+                assert_eq!(covered(|part| &part.entries), (0..vocab).collect::<Vec<_>>());
+                assert_eq!(covered(|part| &part.wide), (0..vocab + extra).collect::<Vec<_>>());
+                let each = (vocab + extra).div_ceil(size);
+                assert!(parts.iter().all(|part| part.wide.len() + part.pad_rows == each));
+            }
         }
     }
 

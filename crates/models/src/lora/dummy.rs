@@ -29,7 +29,7 @@ impl AdapterLayout {
         };
         let layers = self.layers.iter().map(layer).collect();
         let saved = self.saved.iter().map(|_| None).collect();
-        Adapter { layers, saved, fingerprint: format!("random {seed}") }
+        Adapter { layers, saved, vocab_size: None, fingerprint: format!("random {seed}") }
     }
 }
 
@@ -39,6 +39,7 @@ mod tests {
 
     use kernels::ops::LoraSite;
 
+    use super::super::Vocabulary;
     use super::*;
 
     /// The rows and columns of a `[6, 8]` projection that a rank has of the adapter `name`.
@@ -53,8 +54,8 @@ mod tests {
             parameter: None,
         }];
         let (saved, elsewhere) = (Vec::new(), Vec::new());
-        let (max_rank, dtype) = (4, DType::F32);
-        let layout = AdapterLayout { layers, saved, elsewhere, max_rank, dtype, experts: true, saves: false };
+        let (max_rank, dtype, vocab) = (4, DType::F32, Vocabulary { own: 16, extra: 0 });
+        let layout = AdapterLayout { layers, saved, elsewhere, max_rank, dtype, experts: true, saves: false, vocab };
         let mut adapter = layout.dummy(name, 1);
         let Delta { rank, a, b } = adapter.layers.remove(0).remove(0).expect("every projection has one");
         assert_eq!(rank, 4);

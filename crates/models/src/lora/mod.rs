@@ -14,6 +14,7 @@ mod numbers;
 mod parameters;
 mod places;
 mod read;
+mod vocabulary;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,6 +39,17 @@ pub struct LoraOptions {
     pub experts: bool,
     /// Whether each slot has room for a whole embedding and a whole head, in place of the model's.
     pub saved_modules: bool,
+    /// Tokens that these may have behind the model's own. Needs `saved_modules`.
+    pub extra_vocab: usize,
+}
+
+/// Tokens that adapters may know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Vocabulary {
+    /// The model's.
+    pub own: usize,
+    /// Those that adapters may have behind them.
+    pub extra: usize,
 }
 
 /// Which layers of a network take adapters, and what a rank needs of an adapter.
@@ -53,6 +65,7 @@ pub struct AdapterLayout {
     pub(crate) experts: bool,
     /// Whether slots have room for saved modules, here or in other stages.
     pub(crate) saves: bool,
+    pub(crate) vocab: Vocabulary,
     /// What adapters are kept in, on the host as on the device.
     pub(crate) dtype: DType,
 }
@@ -67,6 +80,11 @@ pub struct SlotBytes {
 }
 
 impl AdapterLayout {
+    /// Tokens that adapters may have behind the model's own.
+    pub fn extra_vocab(&self) -> usize {
+        self.vocab.extra
+    }
+
     /// The room that a slot has.
     pub fn slot_bytes(&self) -> SlotBytes {
         let numbers = |layer: &LoraLayer| -> usize {
@@ -137,6 +155,8 @@ pub struct Adapter {
     layers: Vec<Vec<Option<Delta>>>,
     /// By module of the layout: a matrix in place of the model's.
     saved: Vec<Option<Numbers>>,
+    /// Tokens that it knows, where it has an embedding or a head of its own.
+    vocab_size: Option<usize>,
     fingerprint: String,
 }
 
@@ -160,6 +180,11 @@ impl Adapter {
     /// A hash of the files that it was read from, the same on every rank.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+
+    /// Tokens that it knows, where it has an embedding or a head of its own; else it knows the model's.
+    pub fn vocab_size(&self) -> Option<usize> {
+        self.vocab_size
     }
 
     /// Bytes that it takes on the host.

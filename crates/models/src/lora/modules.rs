@@ -40,7 +40,7 @@ enum Part {
 }
 
 /// How a tensor's name goes on after its module's; the longer of two that end alike comes first.
-const ENDS: [(&str, Part); 12] = [
+const ENDS: [(&str, Part); 13] = [
     (".lora_A.weight", Part::A),
     (".lora_A.default.weight", Part::A),
     (".lora_B.weight", Part::B),
@@ -50,6 +50,8 @@ const ENDS: [(&str, Part); 12] = [
     (".lora_embedding_B", Part::EmbeddingB),
     (".lora_embedding_B.default", Part::EmbeddingB),
     (".base_layer.weight", Part::Frozen),
+    // PEFT writes this, too, where a model was given more rows and others in their place.
+    (".original_module.weight", Part::Frozen),
     (".modules_to_save.weight", Part::Saved),
     (".modules_to_save.default.weight", Part::Saved),
     (".weight", Part::Saved),

@@ -4,7 +4,7 @@
 
 use super::config::Config;
 use super::places::{MIXTRAL, is_end, module_of};
-use super::read::{Names, Source, misshapen, numbers, tensor_error};
+use super::read::{Names, Source, misshapen, tensor_error};
 use super::{AdapterError, AdapterLayout, Delta, LoraLayer, Numbers, Projection};
 use crate::weights::{FusedShard, Role, Slice, TensorLocation};
 
@@ -145,7 +145,7 @@ impl AdapterLayout {
         let ranks = a.shape.first().copied().unwrap_or(0);
         if !ranks.is_multiple_of(*experts) || ranks == 0 {
             let expected = experts.saturating_mul(config.rank(names.module) as usize);
-            return Err(misshapen(layer.form, &a, &[expected, first.shape[1]]));
+            return Err(misshapen(layer.form, &a, &[expected, first.shape[1]], self.vocab));
         }
         let rank = self.check_rank(ranks / experts, &a, names, config)?;
         let whole = |tensor: &str, shape: [usize; 2], rows| Slice {
@@ -156,10 +156,10 @@ impl AdapterLayout {
             role: Role::Matrix,
         };
         let of_a = Slice { cols: first.cols.clone(), ..whole(&a.name, [ranks, first.shape[1]], FusedShard::ALL) };
-        let all_a = numbers(layer.form, tensors, &a, &of_a)?;
+        let all_a = self.numbers(layer.form, tensors, &a, &of_a)?;
         let of_b = |(projection, rows): (&Projection, &FusedShard)| {
             let slice = whole(&b.name, [projection.shape[0], ranks], *rows);
-            numbers(layer.form, tensors, &b, &Slice { rows: projection.rows.clone(), ..slice })
+            self.numbers(layer.form, tensors, &b, &Slice { rows: projection.rows.clone(), ..slice })
         };
         let all_b = layer.projections.iter().zip(rows).map(of_b).collect::<Result<Vec<_>, _>>()?;
         let (scale, width) = (config.scale(names.module), rank * first.cols.len());

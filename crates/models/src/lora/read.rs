@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -10,7 +11,10 @@ use super::config::Config;
 use super::modules::{Module, is_named, modules};
 use super::parameters::unwrapped;
 use super::places::{Place, Places};
-use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection, SavedLayer};
+use super::vocabulary::KnownTokens;
+use super::{
+    Adapter, AdapterError, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection, SavedLayer, Vocabulary,
+};
 use crate::weights::{Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
 
 /// A module's two matrices: names of tensors.
@@ -28,6 +32,8 @@ pub(super) struct Source<'a> {
     pub modules: &'a BTreeMap<String, Module>,
     pub tensors: Tensors<'a>,
     pub config: &'a Config,
+    /// Of its embedding and its head.
+    pub known: KnownTokens,
 }
 
 impl AdapterLayout {
@@ -57,28 +63,26 @@ impl AdapterLayout {
         let places = Places::of(self);
         self.check_parameters(&places, &config)
             .map_err(|reason| AdapterError::Config { file: dir.join("adapter_config.json"), reason })?;
-        let source = Source { modules: &modules, tensors, config: &config };
+        let known = self.known_tokens(&modules, tensors)?;
+        let source = Source { modules: &modules, tensors, config: &config, known };
         let (layers, saved) = (self.layers(source, &places)?, self.saved(&modules, tensors)?);
         // What PyTorch pickled is read from the file once more, piece by piece.
         if path.extension().is_some_and(|extension| extension == "bin") && Sha256::digest(contents(&path)?) != hash {
             return Err(AdapterError::Changed { file: path });
         }
         let both = Sha256::new().chain_update(Sha256::digest(&text)).chain_update(hash).finalize();
-        Ok(Adapter { layers, saved, fingerprint: format!("{both:x}") })
+        Ok(Adapter { layers, saved, vocab_size: known.vocab_size(), fingerprint: format!("{both:x}") })
     }
 
     /// What the file has for each layer.
     fn layers(&self, source: Source<'_>, places: &Places<'_>) -> Result<Vec<Vec<Option<Delta>>>, AdapterError> {
-        let Source { modules, tensors, .. } = source;
+        let modules = source.modules;
         let mut layers: Vec<Vec<Option<Delta>>> = self.layers.iter().map(|_| Vec::new()).collect();
         for (module, found) in modules {
             for (is_embedding, pair) in [(false, &found.linear), (true, &found.embedding)] {
                 if let Some([a, b]) = pair.both(module)? {
                     self.add(&Names { module, is_embedding, a, b }, source, places, &mut layers)?;
                 }
-            }
-            if let Some(frozen) = &found.frozen {
-                self.check_vocabulary(module, &tensors.find(frozen).map_err(Box::new)?)?;
             }
         }
         Ok(layers)
@@ -91,9 +95,8 @@ impl AdapterLayout {
         tensors: Tensors<'_>,
     ) -> Result<Vec<Option<Numbers>>, AdapterError> {
         let mut saved: Vec<Option<Numbers>> = self.saved.iter().map(|_| None).collect();
-        for (module, tensor) in modules.iter().filter_map(|(module, found)| Some((module, found.saved.as_ref()?))) {
-            let tensor = tensors.find(tensor).map_err(Box::new)?;
-            self.check_vocabulary(module, &tensor)?;
+        for (module, found) in modules {
+            let Some((_, tensor)) = self.own_matrix(module, found, tensors)? else { continue };
             if !self.saves {
                 let reason = "a matrix in place of the model's needs --enable-lora-modules-to-save, which gives each \
                               of --max-loras room for an embedding and a head; or merge the adapter into its model";
@@ -115,7 +118,7 @@ impl AdapterLayout {
         Ok(saved)
     }
 
-    /// This rank's rows of a matrix in place of the model's.
+    /// This rank's rows of a matrix in place of the model's, as many as it has.
     fn whole(
         &self,
         form: LoraForm,
@@ -123,17 +126,15 @@ impl AdapterLayout {
         tensor: &Tensor<'_>,
         tensors: Tensors<'_>,
     ) -> Result<Numbers, AdapterError> {
-        let Projection { shape, rows, cols, pad_rows, .. } = matrix;
+        let Projection { rows, cols, .. } = matrix;
         let slice = Slice {
             location: TensorLocation::from(tensor.name.clone()),
-            shape: shape.to_vec(),
-            rows: rows.clone(),
+            shape: tensor.shape.to_vec(),
+            rows: upto(rows, tensor.shape[0]),
             cols: cols.clone(),
             role: Role::Matrix,
         };
-        let mut values = numbers(form, tensors, tensor, &slice)?;
-        values.resize(values.len() + pad_rows * cols.len(), 0.0);
-        Ok(Numbers::new(values, self.dtype))
+        Ok(Numbers::new(self.numbers(form, tensors, tensor, &slice)?, self.dtype))
     }
 
     /// Adds a module to the layers that it is a part of.
@@ -144,7 +145,6 @@ impl AdapterLayout {
         places: &Places<'_>,
         layers: &mut [Vec<Option<Delta>>],
     ) -> Result<(), AdapterError> {
-        let Source { tensors, config, .. } = source;
         let is_wanted = |form: LoraForm| form.is_embedding() == names.is_embedding;
         let mut found = false;
         let (module, depth) = unwrapped(names.module);
@@ -154,7 +154,7 @@ impl AdapterLayout {
                     let LoraLayer { form, projections, .. } = &self.layers[layer];
                     layers[layer].resize_with(projections.len(), || None);
                     check_free(names, &layers[layer][index..=index])?;
-                    layers[layer][index] = Some(self.delta(*form, &projections[index], names, tensors, config)?);
+                    layers[layer][index] = Some(self.delta(*form, &projections[index], names, source)?);
                 }
                 Place::Parameter { layer } if !names.is_embedding => {
                     if let Some(deltas) = self.of_parameter(&self.layers[layer], names, source)? {
@@ -205,55 +205,64 @@ impl AdapterLayout {
         }
     }
 
-    /// Fails where a matrix of an embedding or a head is none of this model's, or has another vocabulary. PEFT writes
-    /// the model's own beside the adapters of embeddings and heads, which do not change it: that one is not read.
-    fn check_vocabulary(&self, module: &str, tensor: &Tensor<'_>) -> Result<(), AdapterError> {
-        let named =
-            |form: LoraForm, location: &TensorLocation| form != LoraForm::Linear && is_named(&location.tensor, module);
-        let mut ours = self.layers.iter().flat_map(|layer| layer.projections.iter().map(|one| (layer.form, one)));
-        if let Some((form, found)) = ours.find(|(form, one)| named(*form, &one.location)) {
-            let [outputs, inputs] = found.shape;
-            let expected = if form.is_embedding() { [inputs, outputs] } else { [outputs, inputs] };
-            return if tensor.shape == expected { Ok(()) } else { Err(misshapen(form, tensor, &expected)) };
-        }
-        if self.elsewhere.iter().any(|(form, location)| named(*form, location)) {
-            return Ok(());
-        }
-        let reason = format!(
-            "{module:?} is no embedding and no head of this model that takes adapters, and other modules cannot be \
-             replaced: merge the adapter into its model"
-        );
-        Err(tensor_error(&tensor.name, reason))
-    }
-
     fn delta(
         &self,
         form: LoraForm,
         projection: &Projection,
         names: &Names<'_>,
-        tensors: Tensors<'_>,
-        config: &Config,
+        Source { tensors, config, known, .. }: Source<'_>,
     ) -> Result<Delta, AdapterError> {
         let [a, b] = [names.a, names.b].map(|name| tensors.find(name).map_err(Box::new));
         let (a, b) = (a?, b?);
         let rank = self.check_rank(a.shape.first().copied().unwrap_or(0), &a, names, config)?;
-        let [outputs, inputs] = projection.shape;
+        let Projection { shape: [outputs, inputs], rows, cols, pad_rows, .. } = projection;
+        // Tokens that the adapter does not know are zeros.
+        let (outputs, inputs) = match form {
+            LoraForm::Linear => (*outputs, *inputs),
+            LoraForm::Head => (known.of(form), *inputs),
+            LoraForm::Embedding => (*outputs, known.of(form)),
+        };
         let of_a = Slice {
             location: TensorLocation::from(a.name.clone()),
             shape: vec![rank, inputs],
             rows: 0..rank,
-            cols: projection.cols.clone(),
+            cols: upto(cols, inputs),
             role: Role::Matrix,
         };
         let location = TensorLocation { tensor: b.name.clone(), transposed: false, ..projection.location.clone() };
-        let rows = projection.rows.clone();
-        let of_b = Slice { location, shape: vec![outputs, rank], rows, cols: 0..rank, role: Role::Matrix };
+        let of_b = Slice {
+            location,
+            shape: vec![outputs, rank],
+            rows: upto(rows, outputs),
+            cols: 0..rank,
+            role: Role::Matrix,
+        };
         let scale = config.scale(names.module);
-        let (a, mut b) = (numbers(form, tensors, &a, &of_a)?, numbers(form, tensors, &b, &of_b)?);
+        let a = widened(self.numbers(form, tensors, &a, &of_a)?, of_a.cols.len(), cols.len());
+        let mut b = self.numbers(form, tensors, &b, &of_b)?;
         b.iter_mut().for_each(|x| *x *= scale);
-        b.resize(b.len() + projection.pad_rows * rank, 0.0);
+        b.resize((rows.len() + pad_rows) * rank, 0.0);
         let [a, b] = [a, b].map(|values| Numbers::new(values, self.dtype));
         Ok(Delta { rank, a, b })
+    }
+
+    /// A slice of a tensor's numbers.
+    pub(super) fn numbers(
+        &self,
+        form: LoraForm,
+        tensors: Tensors<'_>,
+        tensor: &Tensor<'_>,
+        slice: &Slice,
+    ) -> Result<Vec<f32>, AdapterError> {
+        if !slice.fits(tensor.shape) {
+            return Err(misshapen(form, tensor, &slice.stored_shape(), self.vocab));
+        }
+        let dtype = tensor.dtype().map_err(Box::new)?;
+        let values = widen(dtype, &tensors.cut(tensor, slice, dtype.size()).map_err(Box::new)?);
+        match values.iter().all(|value| value.is_finite()) {
+            true => Ok(values),
+            false => Err(tensor_error(&tensor.name, "it has numbers that are not finite".to_owned())),
+        }
     }
 
     /// The rank of a module's matrices, of which `a` is the first, if there is room for it.
@@ -297,31 +306,34 @@ fn contents(file: &Path) -> Result<Vec<u8>, AdapterError> {
     std::fs::read(file).map_err(|source| AdapterError::Read { file: file.to_owned(), source })
 }
 
-/// A slice of a tensor's numbers.
-pub(super) fn numbers(
-    form: LoraForm,
-    tensors: Tensors<'_>,
-    tensor: &Tensor<'_>,
-    slice: &Slice,
-) -> Result<Vec<f32>, AdapterError> {
-    if !slice.fits(tensor.shape) {
-        return Err(misshapen(form, tensor, &slice.stored_shape()));
+/// The part of a range that lies before `end`.
+fn upto(range: &Range<usize>, end: usize) -> Range<usize> {
+    range.start.min(end)..range.end.min(end)
+}
+
+/// Rows of `columns` numbers, with zeros behind them up to `width`.
+fn widened(values: Vec<f32>, columns: usize, width: usize) -> Vec<f32> {
+    if columns == width {
+        return values;
     }
-    let dtype = tensor.dtype().map_err(Box::new)?;
-    let values = widen(dtype, &tensors.cut(tensor, slice, dtype.size()).map_err(Box::new)?);
-    match values.iter().all(|value| value.is_finite()) {
-        true => Ok(values),
-        false => Err(tensor_error(&tensor.name, "it has numbers that are not finite".to_owned())),
-    }
+    let rows = values.len().checked_div(columns).unwrap_or(0);
+    (0..rows * width)
+        .map(|at| (at % width < columns).then(|| values[at / width * columns + at % width]).unwrap_or(0.0))
+        .collect()
 }
 
 /// A tensor of another shape than the model needs, which has one of its vocabulary's size where it is of an embedding
 /// or a head.
-pub(super) fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize]) -> AdapterError {
+pub(super) fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize], vocab: Vocabulary) -> AdapterError {
+    let Vocabulary { own, extra } = vocab;
     let instead = match form {
-        LoraForm::Linear => "",
+        LoraForm::Linear => String::new(),
+        LoraForm::Head | LoraForm::Embedding if extra == 0 => {
+            "; an adapter with tokens of its own needs --lora-extra-vocab-size, with room for those that it adds"
+                .to_owned()
+        }
         LoraForm::Head | LoraForm::Embedding => {
-            "; an adapter with tokens of its own cannot be served: merge it into the model with that vocabulary"
+            format!(", or up to {} tokens with --lora-extra-vocab-size {extra}", own + extra)
         }
     };
     tensor_error(&tensor.name, format!("shape {:?}, but this model needs {expected:?}{instead}", tensor.shape))

@@ -9,15 +9,28 @@ use model_spec::{
     Residual, TokenClasses,
 };
 
-use super::modules::{ClassesHead, DenseHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear};
+use super::modules::{
+    ClassesHead, DenseHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear, WideLogits,
+};
 use crate::builder::{Builder, LinearPart};
 use crate::error::LoadError;
 use crate::feed_forward;
 use crate::linear::{Linear, Split};
 use crate::lora::LoraForm;
 use crate::mixer;
-use crate::tp::Shard;
+use crate::tp::{Shard, Vocabulary};
 use crate::weights::{LayerParam, Names, ParamId, ParamKind, Role, Slice, Store};
+
+/// This rank's rows of the embedding or the head.
+struct EntryRows {
+    /// Of the model's matrix.
+    slice: Slice,
+    /// Rows of padding after these.
+    pad_rows: usize,
+    /// Of the vocabulary with the tokens that adapters may have, and the rows of padding after those.
+    wide: Range<usize>,
+    wide_pad_rows: usize,
+}
 
 /// Walks over some layers of a model once, taking everything that this rank needs from `store`.
 pub(crate) fn build(
@@ -52,8 +65,8 @@ impl Builder<'_> {
     fn embedding(&mut self, has_head: bool) -> Result<(Embedding, Option<Matrix>), LoadError> {
         let EmbeddingSpec { width, scale, norm, .. } = self.spec.embedding;
         let hidden = self.spec.hidden_size;
-        let (slice, pad_rows) = self.entries(ParamId::Embedding);
-        let (entries, rows) = (Entries { first: slice.rows.start as u32, scale }, slice.rows.clone());
+        let EntryRows { slice, pad_rows, wide: rows, .. } = self.entries(ParamId::Embedding);
+        let entries = Entries { first: slice.rows.start as u32, scale };
         let (table, tied) = match &self.spec.head {
             HeadSpec::Logits(head) if has_head && head.tied && !head.unit_rows => {
                 let matrix = self.store.matrix(&[slice], pad_rows, MatrixUse::Table)?;
@@ -61,7 +74,7 @@ impl Builder<'_> {
             }
             _ => (self.store.table(&[slice], pad_rows)?, None),
         };
-        let (id, vocab) = (ParamId::Embedding, self.spec.vocab_size);
+        let (id, vocab) = (ParamId::Embedding, self.spec.vocab_size + self.store.extra_vocab());
         let part = LinearPart { id, shape: [vocab, width], rows: rows.clone(), cols: 0..width };
         let saved = self.saved_site(LoraForm::Embedding, &part, 0);
         let turned = LinearPart { id, shape: [width, vocab], rows: 0..width, cols: rows };
@@ -73,11 +86,13 @@ impl Builder<'_> {
         Ok((Embedding { table, entries, lora, saved, project, token_types, positions, norm }, tied))
     }
 
-    /// This rank's rows of a matrix `[vocab, embedding width]`, and the rows of padding after them.
-    fn entries(&self, id: ParamId) -> (Slice, usize) {
-        let (vocab, width) = (self.spec.vocab_size, self.spec.embedding.width);
-        let rows = self.shard.vocabulary(vocab);
-        (self.matrix_slice(id, [vocab, width], rows.entries, 0..width), rows.pad_rows)
+    /// This rank's rows of a matrix `[vocab, embedding width]`.
+    fn entries(&self, id: ParamId) -> EntryRows {
+        let (vocab, width, extra) = (self.spec.vocab_size, self.spec.embedding.width, self.store.extra_vocab());
+        let Vocabulary { entries, wide, pad_rows } = self.shard.vocabulary(vocab, extra);
+        let slice = self.matrix_slice(id, [vocab, width], entries, 0..width);
+        // What the model's matrix lacks of wider logits is masked: padding would only cost its format.
+        EntryRows { slice, pad_rows: if extra == 0 { pad_rows } else { 0 }, wide, wide_pad_rows: pad_rows }
     }
 
     /// From the residual stream to what the model gives. `tied`: the head's matrix, where it is loaded already.
@@ -91,7 +106,7 @@ impl Builder<'_> {
             HeadSpec::Projected(layers) => Head::Projected(self.projected_head(layers)?),
             HeadSpec::HiddenWith(layers) => Head::HiddenWith(self.projected_head(layers)?),
         };
-        Ok(Output { norm, head })
+        Ok(Output { norm, head, vocab: self.spec.vocab_size + self.store.extra_vocab() })
     }
 
     /// Whole on every rank.
@@ -132,8 +147,9 @@ impl Builder<'_> {
     fn logits_head(&mut self, head: &LogitsSpec, tied: Option<Matrix>) -> Result<LogitsHead, LoadError> {
         let (vocab, width, hidden) = (self.spec.vocab_size, self.spec.embedding.width, self.spec.hidden_size);
         let project = self.projection(ParamId::ProjectOut, [width, hidden])?;
-        let (slice, pad_rows) = self.entries(if head.tied { ParamId::Embedding } else { ParamId::Head });
-        let (rows, columns) = (slice.rows.clone(), slice.rows.len() + pad_rows);
+        let EntryRows { slice, pad_rows, wide: rows, wide_pad_rows } =
+            self.entries(if head.tied { ParamId::Embedding } else { ParamId::Head });
+        let (own, extra) = (slice.rows.len(), self.store.extra_vocab());
         let role = if head.unit_rows { Role::UnitRows } else { Role::Matrix };
         // A tied head is stored as a table wherever it is loaded.
         let by = if head.tied { MatrixUse::Table } else { MatrixUse::Linear };
@@ -142,14 +158,16 @@ impl Builder<'_> {
             None => self.store.matrix(&[Slice { role, ..slice }], pad_rows, by)?,
         };
         let bias = if head.bias { Some(self.head_bias(vocab)?) } else { None };
-        let part = [LinearPart { id: ParamId::Head, shape: [vocab, width], rows, cols: 0..width }];
+        let columns = rows.len() + wide_pad_rows;
+        let part = [LinearPart { id: ParamId::Head, shape: [vocab + extra, width], rows, cols: 0..width }];
         // A delta would have to be added before rows are divided by their length.
-        let lora = if head.unit_rows { None } else { self.lora_site(LoraForm::Head, &part, pad_rows) };
+        let lora = if head.unit_rows { None } else { self.lora_site(LoraForm::Head, &part, wide_pad_rows) };
         // PEFT saves a bias with its matrix.
         let is_plain = !head.unit_rows && !head.bias;
-        let saved = if is_plain { self.saved_site(LoraForm::Head, &part[0], pad_rows) } else { None };
+        let saved = if is_plain { self.saved_site(LoraForm::Head, &part[0], wide_pad_rows) } else { None };
+        let wide = if extra > 0 { saved.map(|site| WideLogits { site, own }) } else { None };
         let linear = Linear::new(matrix, bias, Split::Outputs).with_adapters(lora).with_saved(saved);
-        Ok(LogitsHead { project, linear, width: columns, scale: head.scale, soft_cap: head.soft_cap })
+        Ok(LogitsHead { project, linear, width: columns, wide, scale: head.scale, soft_cap: head.soft_cap })
     }
 
     /// Between the embedding's width and the residual stream's, where they differ; whole on every rank.
@@ -176,7 +194,7 @@ impl Builder<'_> {
 
     /// Split like the head; where rows are padded the bias is padded with what lies before it; padding is never read.
     fn head_bias(&mut self, vocab: usize) -> Result<Vector, LoadError> {
-        let rows = self.shard.vocabulary(vocab);
+        let rows = self.shard.vocabulary(vocab, 0);
         let mut stack = vec![self.vector_slice(ParamId::Head, ParamKind::Bias, vocab, rows.entries, Role::Shift)];
         if rows.pad_rows > 0 {
             stack.push(self.vector_slice(ParamId::Head, ParamKind::Bias, vocab, 0..rows.pad_rows, Role::Shift));

@@ -8,7 +8,7 @@ use std::ops::Range;
 use kernels::ops::{Act, Backend, Entries, Epilogue, HeadColumns, Norm, RowMeans, RowSelection};
 use model_spec::{HeadActivation, Residual};
 
-use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear};
+use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear, WideLogits};
 use crate::activations::{Activations, OutputActivations};
 use crate::error::ForwardError;
 use crate::mixer::Run;
@@ -273,12 +273,18 @@ impl ForwardPass<'_, '_> {
             linear.run(input, Epilogue::Store, projected, self.backend);
             input = projected;
         }
-        head.linear.run(input, Epilogue::Store, logits, self.backend);
+        match activations.own_logits {
+            Some(own) => head.linear.run_wide(input, own, logits, self.backend),
+            None => head.linear.run(input, Epilogue::Store, logits, self.backend),
+        }
         if head.scale != 1.0 {
             self.backend.scale(logits, head.scale);
         }
         if let Some(cap) = head.soft_cap {
             self.backend.soft_cap(logits, cap);
+        }
+        if let Some(WideLogits { site, own }) = head.wide {
+            self.backend.mask_saved(site, own, logits);
         }
     }
 

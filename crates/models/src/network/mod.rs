@@ -19,7 +19,7 @@ use crate::cache::CacheLayout;
 use crate::device::{Device, NetworkId, Steps};
 use crate::error::ForwardError;
 use crate::load::Limits;
-use crate::lora::{AdapterLayout, AdapterWrite, LoraForm, LoraOptions};
+use crate::lora::{AdapterLayout, AdapterWrite, LoraForm, LoraOptions, Vocabulary};
 use crate::model::Memory;
 use crate::ranks::{HostLogits, Ranks, wire};
 use crate::tp::Shard;
@@ -29,7 +29,7 @@ pub(crate) use build::build;
 use cache::Cache;
 use forward::ForwardPass;
 pub use forward::Observer;
-pub(crate) use modules::{Head, Layer, Modules, Output, ProjectedLinear};
+pub(crate) use modules::{Head, Layer, Modules, Output, ProjectedLinear, WideLogits};
 
 /// Layers of a model, loaded onto one [`Device`]: all of them, or a stage of a pipeline. The first stage embeds tokens,
 /// the last one has the head; the stages between take rows of the residual stream and give them on.
@@ -49,6 +49,8 @@ pub struct Network {
     num_rows: usize,
     num_outputs: usize,
     resident: Resident,
+    /// Tokens that rows may have: the model's, and those of adapters behind them.
+    vocab: usize,
     /// Which of its layers take adapters.
     adapters: Option<Arc<AdapterLayout>>,
 }
@@ -125,17 +127,20 @@ impl Network {
         let Parts { spec, limits, compute, layers, cache, scales, mut modules, resident, lora, adapted_elsewhere } =
             parts;
         let (adapted, saved) = (std::mem::take(&mut modules.lora), std::mem::take(&mut modules.saved));
-        let adapters = lora.map(|LoraOptions { max_rank, dtype, experts, saved_modules: saves, .. }| {
-            let (elsewhere, dtype) = (adapted_elsewhere, dtype.unwrap_or(compute));
-            Arc::new(AdapterLayout { layers: adapted, saved, elsewhere, max_rank, experts, saves, dtype })
-        });
+        let vocab = spec.vocab_size + lora.map_or(0, |lora| lora.extra_vocab);
+        let adapters =
+            lora.map(|LoraOptions { max_rank, dtype, experts, saved_modules: saves, extra_vocab, .. }| {
+                let (elsewhere, dtype) = (adapted_elsewhere, dtype.unwrap_or(compute));
+                let vocab = Vocabulary { own: spec.vocab_size, extra: extra_vocab };
+                Arc::new(AdapterLayout { layers: adapted, saved, elsewhere, max_rank, experts, saves, vocab, dtype })
+            });
         let shard = device.shard;
         let Device { buffers: pool, backend, .. } = &mut *device;
         let mut buffers = Buffers { pool, max_rows: limits.max_rows, compute };
         let activations = Activations::new(&spec, &modules, limits.max_logit_rows, &mut buffers, &mut **backend);
         let host_logits = match (&modules.output, shard.size) {
             (Some(output), size) if size > 1 && activations.all_logits().is_none() => match &output.head {
-                Head::Logits(head) => HostLogits::new(limits.max_logit_rows, spec.vocab_size, size, head.width),
+                Head::Logits(head) => HostLogits::new(limits.max_logit_rows, vocab, size, head.width),
                 Head::Hidden | Head::Classes(_) | Head::Projected(_) | Head::HiddenWith(_) => HostLogits::default(),
             },
             _ => HostLogits::default(),
@@ -153,6 +158,7 @@ impl Network {
             num_rows: 0,
             num_outputs: 0,
             resident,
+            vocab,
             adapters,
         }
     }
@@ -160,6 +166,11 @@ impl Network {
     /// The model that these layers are of, as data.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// Tokens that rows may have: the model's, and those that adapters may have behind them.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab
     }
 
     /// Bytes of weights on the device, with their scales.
@@ -209,7 +220,7 @@ impl Network {
     /// Columns of its outputs: the vocabulary, the classes, or the width of embeddings.
     pub fn output_width(&self) -> usize {
         match self.modules.output.as_ref().map(|output| &output.head) {
-            Some(Head::Logits(_)) => self.spec.vocab_size,
+            Some(Head::Logits(_)) => self.vocab,
             Some(Head::Classes(classes)) => classes.count,
             Some(Head::Projected(layers)) => layers.last().map_or(self.spec.hidden_size, |layer| layer.width),
             Some(Head::HiddenWith(layers)) => layers.iter().fold(self.spec.hidden_size, |sum, layer| sum + layer.width),
@@ -255,7 +266,7 @@ impl Network {
 
     /// Whether the device can sample this network's tokens; otherwise the host does it, from [`Network::outputs`].
     pub fn can_sample(&self, device: &Device, choice: &SampleParams) -> bool {
-        self.generates_logits() && device.slots.vocab == self.spec.vocab_size && device.can_sample(choice)
+        self.generates_logits() && device.slots.vocab == self.vocab && device.can_sample(choice)
     }
 
     /// Starts a step without waiting for the device, and samples tokens from some of its output rows (`row` counts
@@ -548,7 +559,7 @@ impl Network {
 
     fn check_choices(&self, device: &Device, choices: &[SampleRow], rows: usize) -> Result<(), ForwardError> {
         batch::check_choices(choices, rows, device.slots.count)?;
-        if choices.is_empty() || (self.generates_logits() && device.slots.vocab == self.spec.vocab_size) {
+        if choices.is_empty() || (self.generates_logits() && device.slots.vocab == self.vocab) {
             return Ok(());
         }
         Err(ForwardError::Vocabulary { width: self.output_width(), slots: device.slots.vocab })
@@ -565,7 +576,7 @@ impl Network {
         }
         let blocks = self.cache.blocks().ok_or(ForwardError::NoKv)?;
         let positions = self.spec.embedding.positions.map(|table| table.rows - table.offset);
-        let entries = batch::Entries { vocab: self.spec.vocab_size, slots: device.slots.count, positions };
+        let entries = batch::Entries { vocab: self.vocab, slots: device.slots.count, positions };
         let rows = step.batch.tokens.len();
         batch::check(step.batch, blocks, entries, self.limits.max_rows)?;
         batch::check_output_rows(step.output_rows, rows, self.limits.max_logit_rows)?;

@@ -57,6 +57,8 @@ pub(crate) struct Layer {
 pub(crate) struct Output {
     pub norm: Option<Norm>,
     pub head: Head,
+    /// Tokens that logits are of: the model's, and those that adapters may have behind them.
+    pub vocab: usize,
 }
 
 /// What is computed of a normed row.
@@ -101,7 +103,18 @@ pub(crate) struct LogitsHead {
     pub linear: Linear,
     /// Columns of this rank, padding included.
     pub width: usize,
+    /// How logits have columns for tokens that adapters add to the vocabulary.
+    pub wide: Option<WideLogits>,
     /// Multiplies logits; 1 otherwise.
     pub scale: f32,
     pub soft_cap: Option<f32>,
+}
+
+/// Columns of logits behind those of the model's own tokens: of rows without such adapters they are -inf.
+#[derive(Clone, Copy)]
+pub(crate) struct WideLogits {
+    /// Where adapters have their heads.
+    pub site: SavedSite,
+    /// Columns of this rank that the model's own head gives.
+    pub own: usize,
 }

@@ -60,9 +60,10 @@ fn step<'a>(batch: Batch<'a>, received: &'a [f32], output_rows: &'a [u32]) -> St
     Step { batch, received, output_rows, means: &[], token_types: &[] }
 }
 
-fn logits(outputs: Outputs<'_>) -> Logits<'_> {
+/// `own`: tokens of the model.
+fn logits(outputs: Outputs<'_>, own: usize) -> Logits<'_> {
     let Outputs { rows, width, data } = outputs;
-    Logits { rows, vocab: width, data }
+    Logits { rows, vocab: width, own, data }
 }
 
 impl Runner for Decoder {
@@ -108,7 +109,7 @@ impl Runner for Decoder {
     }
 
     fn set_slots(&mut self, count: usize) {
-        self.device.set_slots(count, self.network.spec().vocab_size);
+        self.device.set_slots(count, self.network.vocab_size());
     }
 
     fn set_capture_sizes(&mut self, rows: &[usize]) {
@@ -226,7 +227,8 @@ impl Runner for Decoder {
     }
 
     fn logits(&mut self) -> Result<Logits<'_>, ForwardError> {
-        self.network.outputs(&mut self.device).map(logits)
+        let own = self.network.spec().vocab_size;
+        self.network.outputs(&mut self.device).map(|outputs| logits(outputs, own))
     }
 
     fn is_done(&mut self, ticket: Ticket) -> bool {
@@ -244,7 +246,9 @@ impl Runner for Decoder {
         group: &mut dyn Collective,
     ) -> Result<Logits<'_>, ForwardError> {
         self.receive(batch, group)?;
-        self.network.forward(&mut self.device, step(batch, &self.received, logit_rows), group).map(logits)
+        let own = self.network.spec().vocab_size;
+        let outputs = self.network.forward(&mut self.device, step(batch, &self.received, logit_rows), group);
+        outputs.map(|outputs| logits(outputs, own))
     }
 
     fn forward_observed(
@@ -255,6 +259,8 @@ impl Runner for Decoder {
         observer: Observer<'_>,
     ) -> Result<Logits<'_>, ForwardError> {
         let step = step(batch, &[], logit_rows);
-        self.network.forward_observed(&mut self.device, step, group, observer).map(logits)
+        let own = self.network.spec().vocab_size;
+        let outputs = self.network.forward_observed(&mut self.device, step, group, observer);
+        outputs.map(|outputs| logits(outputs, own))
     }
 }

@@ -147,7 +147,7 @@ impl Runner for Echo {
                 *logit = 0.0;
             }
         }
-        Ok(Logits { rows, vocab, data: &self.logits })
+        Ok(Logits { rows, vocab, own: vocab, data: &self.logits })
     }
 
     fn is_done(&mut self, _: Ticket) -> bool {

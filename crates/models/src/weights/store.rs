@@ -42,6 +42,10 @@ pub(crate) trait Store {
         let _ = (rows, cols);
         None
     }
+    /// Tokens that adapters may have behind the model's own.
+    fn extra_vocab(&self) -> usize {
+        0
+    }
     /// An activation buffer with room for every row of a step, shared by all that ask for the same role and width.
     fn buffer(&mut self, role: &'static str, width: usize) -> Act {
         self.rows_buffer(role, 1, width)
@@ -65,16 +69,23 @@ pub(crate) struct Measure<'a> {
     stored: Vec<Option<WeightFormat>>,
     /// Whether linear layers are told from others by taking adapters.
     adapted: bool,
+    /// Tokens that adapters may have behind the model's own.
+    extra_vocab: usize,
 }
 
 impl<'a> Measure<'a> {
     pub(crate) fn new(weights: &'a dyn Weights) -> Self {
-        Self { weights, bytes: 0, mixed: false, stored: Vec::new(), adapted: false }
+        Self { weights, bytes: 0, mixed: false, stored: Vec::new(), adapted: false, extra_vocab: 0 }
     }
 
     /// The same where linear layers take adapters.
     pub(crate) fn adapted(weights: &'a dyn Weights) -> Self {
         Self { adapted: true, ..Self::new(weights) }
+    }
+
+    /// The same where adapters may have tokens of their own.
+    pub(crate) fn with_extra_vocab(self, extra_vocab: usize) -> Self {
+        Self { extra_vocab, ..self }
     }
 
     fn add(&mut self, stack: &[Slice]) -> Result<Option<WeightFormat>, LoadError> {
@@ -94,6 +105,10 @@ fn common(formats: &[WeightFormat]) -> Option<WeightFormat> {
 }
 
 impl Store for Measure<'_> {
+    fn extra_vocab(&self) -> usize {
+        self.extra_vocab
+    }
+
     fn matrix(&mut self, stack: &[Slice], _: usize, _: MatrixUse) -> Result<Matrix, LoadError> {
         let format = self.add(stack)?;
         self.stored.push(format);
@@ -450,5 +465,9 @@ impl Store for Loader<'_> {
         let LoraOptions { slots, dtype, .. } = self.lora.filter(|lora| lora.saved_modules)?;
         let (dtype, compute) = (dtype.unwrap_or(self.compute), self.compute);
         Some(self.backend.new_saved_site(SavedShape { slots, rows, cols, dtype, compute }))
+    }
+
+    fn extra_vocab(&self) -> usize {
+        self.lora.map_or(0, |lora| lora.extra_vocab)
     }
 }

@@ -41,7 +41,8 @@ fn both_forms_hold_the_same_model() {
 fn adapters_may_be_pickled() {
     let base = folder(CONFIG);
     write(base.path(), "model.safetensors", &tensors());
-    let lora = Some(LoraOptions { slots: 1, max_rank: 2, dtype: None, experts: true, saved_modules: false });
+    let lora =
+        Some(LoraOptions { slots: 1, max_rank: 2, dtype: None, experts: true, saved_modules: false, extra_vocab: 0 });
     let options = LoadOptions { lora, ..options(LoadFormat::Auto, (0, 1)) };
     let layout = load(base.path(), &options).expect("loads").0.runner.adapter_layout().expect("room");
     // Numbers that are the same in all of them.

@@ -17,7 +17,8 @@ const LLAMA: [&str; 5] =
     ["lora-llama-r16-all", "lora-llama-r16-rslora", "lora-llama-r4-partial", "lora-llama-r8-all", "lora-llama-r8-qv"];
 const QWEN2: [&str; 2] = ["lora-qwen2-r16-qv", "lora-qwen2-r8-all"];
 /// Two are loaded into one slot after the other.
-pub const ROOM: LoraOptions = LoraOptions { slots: 4, max_rank: 16, dtype: None, experts: true, saved_modules: false };
+pub const ROOM: LoraOptions =
+    LoraOptions { slots: 4, max_rank: 16, dtype: None, experts: true, saved_modules: false, extra_vocab: 0 };
 
 /// A base and adapters of it, with what was recorded of each.
 struct Family {

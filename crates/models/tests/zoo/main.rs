@@ -16,6 +16,7 @@ mod folders;
 mod gpu;
 mod merged_adapters;
 mod networks;
+mod own_tokens;
 #[expect(dead_code, reason = "other tests use all of it")]
 #[path = "../loading/pickle.rs"]
 mod pickle;

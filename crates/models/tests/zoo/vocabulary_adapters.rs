@@ -322,7 +322,7 @@ fn what_cannot_be_served_is_refused_by_name() {
                 }
             }
         };
-        check(LLAMA, kind, ROOM, &longer, &["515", "512", "tokens of its own"]);
+        check(LLAMA, kind, ROOM, &longer, &["515", "512", "tokens of its own", "--lora-extra-vocab-size"]);
     }
 }
 

@@ -134,7 +134,7 @@ impl Runner for Pipeline {
             received = Some(outputs.data.to_vec());
         }
         self.rows = received.unwrap_or_default();
-        Ok(Logits { rows, vocab, data: &self.rows })
+        Ok(Logits { rows, vocab, own: vocab, data: &self.rows })
     }
 }
 
@@ -160,6 +160,6 @@ impl Runner for Shared {
         let outputs = self.network.forward(&mut device, step, group)?;
         let (rows, vocab) = (outputs.rows, outputs.width);
         self.rows = outputs.data.to_vec();
-        Ok(Logits { rows, vocab, data: &self.rows })
+        Ok(Logits { rows, vocab, own: vocab, data: &self.rows })
     }
 }

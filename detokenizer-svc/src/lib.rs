@@ -15,6 +15,7 @@ mod sequence;
 mod serve;
 mod stops;
 mod streams;
+mod tokenizers;
 mod wire;
 
 pub use config::Args;

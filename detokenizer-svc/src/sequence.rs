@@ -19,6 +19,8 @@ pub(crate) struct RequestInfo {
     pub(crate) key: RequestKey,
     pub(crate) request_id: String,
     pub(crate) output: Output,
+    /// The model's, or the adapter's own.
+    tokenizer: Arc<Tokenizer>,
     /// Closed when the request is over.
     _span: Span,
     stops: Stops,
@@ -33,7 +35,7 @@ pub(crate) struct RequestInfo {
 
 impl RequestInfo {
     /// The request that `started` tells of; `None` when it names none.
-    pub(crate) fn new(mut started: Started, span: Span) -> Option<Self> {
+    pub(crate) fn new(mut started: Started, tokenizer: Arc<Tokenizer>, span: Span) -> Option<Self> {
         let mut output = started.output.take().unwrap_or_default();
         let options = DecodeOptions {
             skip_special_tokens: output.skip_special_tokens,
@@ -43,6 +45,7 @@ impl RequestInfo {
         Some(Self {
             key: started.key?,
             request_id: started.request_id,
+            tokenizer,
             _span: span,
             stops,
             min_tokens: started.min_tokens,
@@ -60,8 +63,8 @@ impl RequestInfo {
     }
 
     /// The prompt's text, special tokens as the output has them.
-    pub(crate) fn prompt_text(&self, tokenizer: &Tokenizer) -> String {
-        tokenizer.decode(self.prompt_ids(), self.options.skip_special_tokens).unwrap_or_default()
+    pub(crate) fn prompt_text(&self) -> String {
+        self.tokenizer.decode(self.prompt_ids(), self.options.skip_special_tokens).unwrap_or_default()
     }
 }
 
@@ -91,10 +94,10 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(tokenizer: &Tokenizer, request: Arc<RequestInfo>, choice: u32) -> Result<Self, TokenizerError> {
+    pub(crate) fn new(request: Arc<RequestInfo>, choice: u32) -> Result<Self, TokenizerError> {
         let from = request.prompt_ids.len().saturating_sub(CONTEXT);
         let context = Context { ids: &request.prompt_ids[from..], is_tail: request.prompt_is_tail || from > 0 };
-        let decoder = IncrementalDecoder::new(tokenizer, request.options, context)?;
+        let decoder = IncrementalDecoder::new(&request.tokenizer, request.options, context)?;
         Ok(Self {
             choice,
             decoder,
@@ -110,7 +113,8 @@ impl Sequence {
 
     /// Takes one token. True: a stop string ended the sequence.
     #[inline]
-    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, id: u32, text: Text, logprobs: Option<TokenLogprobs>) -> bool {
+    pub(crate) fn push(&mut self, id: u32, text: Text, logprobs: Option<TokenLogprobs>) -> bool {
+        let tokenizer = &self.request.tokenizer;
         self.tokens += 1;
         self.delta.token_count += 1;
         if self.request.output.return_token_ids {
@@ -180,8 +184,9 @@ impl Sequence {
     }
 
     /// Takes the log-probabilities of a prompt position.
-    pub(crate) fn push_prompt(&mut self, tokenizer: &Tokenizer, logprobs: TokenLogprobs) {
+    pub(crate) fn push_prompt(&mut self, logprobs: TokenLogprobs) {
         let request = &self.request;
+        let tokenizer = &request.tokenizer;
         let offsets = request
             .prompt_offsets
             .get_or_init(|| logprobs::prompt_offsets(tokenizer, request.prompt_ids(), request.options));

@@ -25,6 +25,7 @@ use crate::{
     gateways::Gateways,
     metrics::DetokenizerMetrics,
     streams::{Output, Streams},
+    tokenizers::Tokenizers,
     wire::{Doors, FromGateway, FromScheduler, Schedulers, listen},
 };
 
@@ -53,7 +54,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
     let mut shell = Shell {
         metrics: DetokenizerMetrics::new(&process.metrics),
         process,
-        tokenizer: Arc::new(tokenizer),
+        tokenizers: Tokenizers::new(Arc::new(tokenizer)),
         engines: BTreeMap::new(),
         gateways: Gateways::new(message_limit),
         doors: Doors::new(events),
@@ -68,7 +69,7 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 /// The streams and their surroundings.
 struct Shell {
     process: Process,
-    tokenizer: Arc<Tokenizer>,
+    tokenizers: Tokenizers,
     /// By data-parallel rank: all that have ever been here.
     engines: BTreeMap<u32, Engine>,
     gateways: Gateways,
@@ -133,7 +134,7 @@ impl Shell {
                     self.engine_lost(engine);
                 }
                 self.engines.entry(engine).or_insert_with(|| {
-                    let mut streams = Streams::new(self.tokenizer.clone(), engine);
+                    let mut streams = Streams::new(self.tokenizers.clone(), engine);
                     self.gateways.ids().for_each(|gateway| streams.connected(gateway));
                     Engine { streams, stopped: Vec::new() }
                 });

@@ -12,12 +12,12 @@ use proto::{
     event::Kind,
 };
 use service_kit::trace;
-use tokenizer::Tokenizer;
 use tracing::{Span, debug, info_span};
 
 use crate::{
     error,
     sequence::{RequestInfo, Sequence, Text},
+    tokenizers::Tokenizers,
 };
 
 /// What a batch gave.
@@ -68,7 +68,7 @@ impl Live {
 
 /// All live requests of an engine.
 pub(crate) struct Streams {
-    tokenizer: Arc<Tokenizer>,
+    tokenizers: Tokenizers,
     /// Data-parallel rank of the engine whose they are.
     engine: u32,
     gateways: HashSet<u64>,
@@ -80,9 +80,9 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, engine: u32) -> Self {
+    pub(crate) fn new(tokenizers: Tokenizers, engine: u32) -> Self {
         Self {
-            tokenizer,
+            tokenizers,
             engine,
             gateways: HashSet::new(),
             requests: HashMap::new(),
@@ -130,6 +130,9 @@ impl Streams {
     /// Applies one step of the scheduler. What sequences grew by is sent with [`Self::flush`]: where several steps have
     /// come by then, it is one event for all of them.
     pub(crate) fn apply(&mut self, batch: TokenBatch, out: &mut Output) {
+        for tokenizer in batch.tokenizers {
+            self.tokenizers.read_ahead(tokenizer);
+        }
         for started in batch.started {
             self.start(started, out);
         }
@@ -170,23 +173,32 @@ impl Streams {
         }
         let keeps_prompt = started.output.as_ref().is_some_and(|output| output.return_prompt_token_ids);
         let prompt_ids = if keeps_prompt { started.prompt_ids.clone() } else { Vec::new() };
-        let Some(request) = RequestInfo::new(started, span).map(Arc::new) else { return };
+        let handles = first_sequence..first_sequence + u64::from(n);
+        let tokenizer = match (self.tokenizers.of(started.adapter_tokenizer.as_ref()), started.key) {
+            (Ok(tokenizer), _) => tokenizer,
+            (Err(error), Some(key)) => {
+                out.stopped.extend(handles);
+                out.push(gateway, key.number, Kind::Failure(error::undecodable(&error)));
+                return;
+            }
+            (Err(_), None) => return,
+        };
+        let Some(request) = RequestInfo::new(started, tokenizer, span).map(Arc::new) else { return };
         debug!(request_id = request.request_id, prompt_tokens, cached_tokens, "request started");
         self.totals.requests += 1;
-        let prompt_text = if request.output.echo { request.prompt_text(&self.tokenizer) } else { String::new() };
+        let prompt_text = if request.output.echo { request.prompt_text() } else { String::new() };
         let prompt_tail = request.output.prompt_tail.clone().unwrap_or_default();
         let admitted =
             Admitted { prompt_tokens, cached_tokens, prompt_ids, prompt_text, prompt_tail, engine: self.engine };
         out.push(gateway, request.key.number, Kind::Admitted(admitted.into()));
-        let choices: Result<Vec<Sequence>, _> =
-            (0..n).map(|choice| Sequence::new(&self.tokenizer, request.clone(), choice)).collect();
+        let choices: Result<Vec<Sequence>, _> = (0..n).map(|choice| Sequence::new(request.clone(), choice)).collect();
         match choices {
             Ok(choices) => {
                 self.sequences.extend((first_sequence..).zip(choices));
                 self.requests.insert(request.key, Live { first_sequence, n, unfinished: n });
             }
             Err(error) => {
-                out.stopped.extend(first_sequence..first_sequence + u64::from(n));
+                out.stopped.extend(handles);
                 out.push(gateway, request.key.number, Kind::Failure(error::undecodable(&error)));
             }
         }
@@ -202,7 +214,7 @@ impl Streams {
             match one.prompt_of_sequence {
                 Some(handle) => {
                     if let Some(sequence) = self.sequences.get_mut(&handle) {
-                        sequence.push_prompt(&self.tokenizer, one);
+                        sequence.push_prompt(one);
                     }
                 }
                 None => {
@@ -220,7 +232,7 @@ impl Streams {
         // Ended here already, or of a gateway that is gone.
         let Some(sequence) = self.sequences.get_mut(&handle) else { return };
         self.totals.tokens += 1;
-        if sequence.push(&self.tokenizer, token, text, logprobs) {
+        if sequence.push(token, text, logprobs) {
             self.totals.stop_strings += 1;
             out.stopped.push(handle);
             self.end(handle, out);

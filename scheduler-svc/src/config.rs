@@ -184,7 +184,7 @@ fn lora_module(text: &str) -> Result<LoraModule, String> {
     let adapter = match text.starts_with('{') {
         false => {
             let (name, path) = text.split_once('=').ok_or(EXPECTED)?;
-            ServedAdapter { name: name.into(), path: path.into(), base_model_name: String::new() }
+            ServedAdapter { name: name.into(), path: path.into(), ..ServedAdapter::default() }
         }
         true => {
             let json: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{EXPECTED}: {error}"))?;
@@ -198,7 +198,8 @@ fn lora_module(text: &str) -> Result<LoraModule, String> {
                 return Err(format!("{EXPECTED}, without {key:?}"));
             }
             let member = |name: &str| object.get(name).and_then(|value| value.as_str()).unwrap_or_default().to_owned();
-            ServedAdapter { name: member("name"), path: member("path"), base_model_name: member("base_model_name") }
+            let (name, path, base_model_name) = (member("name"), member("path"), member("base_model_name"));
+            ServedAdapter { name, path, base_model_name, ..ServedAdapter::default() }
         }
     };
     if adapter.name.is_empty() || adapter.path.is_empty() {
@@ -316,6 +317,7 @@ impl Args {
             watermark: self.watermark,
             eos_token_ids: ready.eos_token_ids.clone(),
             vocab_size: ready.vocab_size,
+            extra_vocab_size: ready.extra_vocab_size,
             max_choices: self.max_n_sequences,
             // Engines that get equal requests draw different tokens.
             seed: self.group.seed ^ u64::from(self.replica.data_parallel_rank) << 32,
@@ -340,6 +342,7 @@ impl Args {
         ModelInfo {
             max_model_len: config.max_model_len,
             vocab_size: config.vocab_size,
+            extra_vocab_size: config.extra_vocab_size,
             block_size: config.block_size,
             num_blocks: formed.num_blocks,
             dtype: formed.ready.dtype.clone(),

@@ -69,6 +69,11 @@ pub(crate) fn not_resolved(name: &str, failed: &LoadFailed) -> Failure {
     invalid(format!("LoRA adapter '{name}' was found but could not be loaded: {}", failed.reason))
 }
 
+/// The prompt of a request was split before its adapter was loaded with another tokenizer.
+pub(crate) fn another_tokenizer(name: &str) -> Failure {
+    unavailable(format!("The lora adapter '{name}' was loaded with another tokenizer meanwhile; try again."))
+}
+
 /// As many wait for adapters as may.
 pub(crate) fn busy_loading(most: usize) -> Failure {
     unavailable(format!("{most} calls wait for adapters that are being loaded; try again."))

@@ -27,7 +27,8 @@ fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
         return (batch, None);
     }
     let mut left = parts / 2;
-    let TokenBatch { mut started, mut sequence, mut token, logprobs, finished, mut failed, mut pooled } = batch;
+    let TokenBatch { mut started, mut sequence, mut token, logprobs, finished, mut failed, mut pooled, tokenizers } =
+        batch;
     let (mut prompts, logprobs): (Vec<_>, Vec<_>) = logprobs.into_iter().partition(of_prompt);
     let (with_token, mut alone): (Vec<_>, Vec<_>) = finished.into_iter().partition(has_token);
     let mut second = TokenBatch { started: beyond(&mut started, &mut left), ..TokenBatch::default() };
@@ -37,7 +38,8 @@ fn halves(batch: TokenBatch) -> (TokenBatch, Option<TokenBatch>) {
     second.pooled = beyond(&mut pooled, &mut left);
     second.finished = beyond(&mut alone, &mut left);
     second.failed = beyond(&mut failed, &mut left);
-    let mut first = TokenBatch { started, sequence, token, logprobs: prompts, finished: alone, failed, pooled };
+    let finished = alone;
+    let mut first = TokenBatch { started, sequence, token, logprobs: prompts, finished, failed, pooled, tokenizers };
     let kept = first.token.len() as u32;
     for one in logprobs {
         match one.index.checked_sub(kept) {
@@ -70,7 +72,7 @@ fn beyond<T>(list: &mut Vec<T>, left: &mut usize) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use proto::{Failed, Started};
+    use proto::{AdapterTokenizer, Failed, Started};
 
     use super::*;
 
@@ -91,6 +93,7 @@ mod tests {
             failed: (0..9).map(failed).collect(),
             // The first of those that end without a token.
             pooled: (500..510).map(|sequence| Pooled { sequence, values: vec![0.5; 30], more: false }).collect(),
+            tokenizers: vec![AdapterTokenizer { dir: "/a".into(), ..AdapterTokenizer::default() }],
         }
     }
 
@@ -120,6 +123,7 @@ mod tests {
             joined.logprobs.extend(message.logprobs.into_iter().map(moved));
             joined.failed.extend(message.failed);
             joined.pooled.extend(message.pooled);
+            joined.tokenizers.extend(message.tokenizers);
         }
         assert_eq!(ends, whole.finished.iter().map(|one| one.sequence).collect());
         assert_eq!(TokenBatch { finished: whole.finished.clone(), ..joined }, whole);

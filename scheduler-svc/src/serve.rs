@@ -191,6 +191,7 @@ impl Engine {
             Event::WorkerLost { connection, reason } => self.worker_lost(connection, &reason),
             Event::DetokenizerUp(sender) => {
                 self.detokenizer.up(sender);
+                self.output.tokenizers = self.adapters.tokenizers().cloned().collect();
                 self.say_readiness();
             }
             Event::Detokenizer(reply) => {

@@ -3,12 +3,12 @@
 use jiff::Zoned;
 use serde_json::json;
 
-use proto::{Chat, Failure, Prompt, Request, TextPair, TokenIds, prompt::Kind};
+use proto::{Chat, Failure, Prompt, Request, Sampling, TextPair, TokenIds, prompt::Kind};
 use tokenizer::{Pair, Tokenizer};
 
 use chat_format::{ChatText, Conversation};
 
-use crate::{constraint, error, model::Model};
+use crate::{constraint, error, model::Model, models::Models};
 
 /// Stop strings of one request.
 const MAX_STOPS: usize = 256;
@@ -31,7 +31,9 @@ pub(crate) fn text_bytes(request: &Request) -> usize {
     let prompt = request.prompt.as_ref().map_or(0, prompt_bytes);
     let words = request.sampling.iter().flat_map(|sampling| &sampling.bad_words);
     let demanded = request.sampling.as_ref().map_or(0, constraint::bytes);
-    prompt + words.map(String::len).sum::<usize>() + demanded
+    // It may have to be read.
+    let own_tokenizer = usize::from(request.adapter_tokenizer.is_some());
+    prompt + words.map(String::len).sum::<usize>() + demanded + own_tokenizer
 }
 
 pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
@@ -44,8 +46,9 @@ pub(crate) fn prompt_bytes(prompt: &Prompt) -> usize {
 }
 
 /// Replaces the request's prompt by token ids and its bad words by bad tokens, and says which token ends texts.
-pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
+pub(crate) fn request(models: &Models, request: &mut Request, now: &Zoned) -> Result<(), Failure> {
     check_stops(request)?;
+    let model = &*models.of(request.adapter_tokenizer.as_ref())?;
     let mut prompt = request.prompt.take().ok_or_else(|| error::internal("a request without a prompt"))?;
     if let Some(Kind::Pair(pair)) = prompt.kind {
         if !model.renders_pairs {
@@ -58,12 +61,16 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
         *wanted = tail(&prompt).to_owned();
     }
     if let Some(sampling) = &mut request.sampling {
-        constraint::prepare(model, sampling, tail(&prompt))?;
+        // Workers guide answers by the model's own tokens.
+        constraint::prepare(&models.base, sampling, tail(&prompt))?;
     }
     let mut ids = prompt_ids(model, prompt, now)?;
     truncate(&mut ids, request, model.max_model_len)?;
     if let Some(sampling) = &mut request.sampling {
         sampling.eos_token_id = model.eos_token_id;
+        if request.adapter_tokenizer.is_some() {
+            end_at_own_end(model, sampling);
+        }
         for word in std::mem::take(&mut sampling.bad_words) {
             let ids = bad_word(&model.tokenizer, &word)?;
             sampling.bad_token_ids.extend(ids.into_iter().map(|ids| TokenIds { ids }));
@@ -71,6 +78,14 @@ pub(crate) fn request(model: &Model, request: &mut Request, now: &Zoned) -> Resu
     }
     request.prompt = Some(Prompt { kind: Some(Kind::Ids(TokenIds { ids })), ..Prompt::default() });
     Ok(())
+}
+
+/// Texts of an adapter end at the end of text of its tokenizer, too, which the model need not know.
+fn end_at_own_end(model: &Model, sampling: &mut Sampling) {
+    if let Some(end) = model.eos_token_id.filter(|end| !sampling.ignore_eos && !model.info.eos_token_ids.contains(end))
+    {
+        sampling.stop_token_ids.push(end);
+    }
 }
 
 /// A pair of texts as templates of rerankers expect it, in vLLM's roles.

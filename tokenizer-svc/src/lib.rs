@@ -13,6 +13,7 @@ mod engines;
 mod error;
 mod metrics;
 mod model;
+mod models;
 mod pool;
 mod schedulers;
 mod serve;

@@ -1,6 +1,6 @@
 //! What the process knows of the model: tokenizer, chat format, and the facts that it tells others.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{collections::HashMap, fs, path::Path, sync::Arc};
 
 use anyhow::Context;
 use chat_format::{ChatFormat, ChatSettings, parsers::ReasoningFormat, template_source};
@@ -14,7 +14,7 @@ use crate::{config::Args, constraint::Grammars};
 /// Loaded once, shared by all threads.
 pub(crate) struct Model {
     pub(crate) tokenizer: Tokenizer,
-    pub(crate) chat: ChatFormat,
+    pub(crate) chat: Arc<ChatFormat>,
     /// Longest sequence in tokens, where it is known.
     pub(crate) max_model_len: Option<u32>,
     /// The tokenizer's own end of text.
@@ -32,17 +32,11 @@ impl Model {
     pub(crate) fn load(args: &Args) -> anyhow::Result<Self> {
         let dir = args.files.tokenizer.as_ref().unwrap_or(&args.files.model);
         let tokenizer = Tokenizer::load(dir).context("loading the tokenizer")?;
-        let template = match &args.chat_template {
-            Some(argument) => Some(template_source(argument)?.text()?),
-            None => None,
-        };
-        let settings = ChatSettings { template, content_format: args.content_format() };
-        let chat = ChatFormat::load(dir, settings).context("loading the chat template")?;
+        let chat = chat_format(args, dir)?;
         let config = ConfigFile::of_model_optional(&args.files.model)?;
         let own_len = config.as_ref().and_then(|config| model_spec::context_len(config).ok());
         let max_model_len = args.length.tokens().or(own_len.and_then(|len| u32::try_from(len).ok()));
-        let eos = tokenizer.special_tokens().get("eos_token");
-        let eos_token_id = eos.and_then(|text| tokenizer.token_to_id(text));
+        let eos_token_id = end_of_text(&tokenizer);
         let mut eos_token_ids = model_spec::eos_token_ids(&args.files.model, config.as_ref())?;
         if eos_token_ids.is_empty() {
             eos_token_ids.extend(eos_token_id);
@@ -68,8 +62,41 @@ impl Model {
             eos_token_ids,
             ..ModelInfo::default()
         };
-        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, renders_pairs, grammars: Grammars::default(), info })
+        let (chat, grammars) = (Arc::new(chat), Grammars::default());
+        Ok(Self { tokenizer, chat, max_model_len, eos_token_id, renders_pairs, grammars, info })
     }
+
+    /// The same model with the tokenizer that an adapter brings, whose files must have this fingerprint, and its chat
+    /// template, if it has one.
+    pub(crate) fn of_adapter(base: &Self, args: &Args, dir: &Path, fingerprint: &str) -> anyhow::Result<Self> {
+        let chat = chat_format(args, dir)?;
+        let tokenizer = Tokenizer::load_unchanged(dir, fingerprint)?;
+        Ok(Self {
+            chat: if chat.has_template() { Arc::new(chat) } else { base.chat.clone() },
+            max_model_len: base.max_model_len,
+            eos_token_id: end_of_text(&tokenizer),
+            renders_pairs: base.renders_pairs,
+            grammars: Grammars::default(),
+            info: base.info.clone(),
+            tokenizer,
+        })
+    }
+}
+
+/// The template that the user gave, or those of a folder.
+fn chat_format(args: &Args, dir: &Path) -> anyhow::Result<ChatFormat> {
+    let template = match &args.chat_template {
+        Some(argument) => Some(template_source(argument)?.text()?),
+        None => None,
+    };
+    let settings = ChatSettings { template, content_format: args.content_format() };
+    ChatFormat::load(dir, settings).context("loading the chat template")
+}
+
+/// The tokenizer's own end of text.
+fn end_of_text(tokenizer: &Tokenizer) -> Option<u32> {
+    let text = tokenizer.special_tokens().get("eos_token")?;
+    tokenizer.token_to_id(text)
 }
 
 /// Markers of all formats of reasoning that are single tokens here.

@@ -16,6 +16,7 @@ use crate::{
     control::ControlHandler,
     metrics::TokenizerMetrics,
     model::Model,
+    models::Models,
     pool::{Limits, Pool},
     schedulers::{FromScheduler, Schedulers},
     session::{End, Session, Shell},
@@ -41,8 +42,8 @@ pub async fn serve(args: Args, process: Process) -> anyhow::Result<()> {
 
 async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result<()> {
     let (asked, mut questions) = mpsc::channel(QUESTIONS);
-    let published: Arc<OnceLock<Arc<Model>>> = Arc::default();
-    let handler = ControlHandler { model: published.clone(), pool: pool.clone(), questions: asked };
+    let published: Arc<OnceLock<Models>> = Arc::default();
+    let handler = ControlHandler { models: published.clone(), pool: pool.clone(), questions: asked };
     let facts = Facts { model_fingerprint: args.fingerprint.model_fingerprint.clone(), config_json: args.to_json() };
     let grpc = TokenizerServiceServer::new(handler.clone())
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
@@ -52,11 +53,12 @@ async fn serve_with(args: Args, process: Process, pool: &Pool) -> anyhow::Result
     process.status.not_ready("loading the tokenizer");
     let loading = args.clone();
     let model = Arc::new(tokio::task::spawn_blocking(move || Model::load(&loading)).await??);
-    let _ = published.set(model.clone());
     info!(vocab_size = model.info.vocab_size, has_chat_template = model.info.has_chat_template, "tokenizer loaded");
+    let models = Models::new(model, args.clone());
+    let _ = published.set(models.clone());
     let metrics = TokenizerMetrics::new(&process.metrics);
     let max_pending = args.max_pending_requests as usize;
-    let shell = Shell { process, model, pool: pool.clone(), metrics, max_pending };
+    let shell = Shell { process, models, pool: pool.clone(), metrics, max_pending };
     engines(&args, &shell, &mut questions).await
 }
 

@@ -27,7 +27,7 @@ use crate::{
     engines::{self, BlockNames, Engines},
     error,
     metrics::TokenizerMetrics,
-    model::Model,
+    models::Models,
     pool::Pool,
     schedulers::{FromScheduler, Schedulers},
     wire::{FromGateway, Gateways},
@@ -41,7 +41,7 @@ const WRAPPING: usize = 16;
 /// What all sessions of the process share.
 pub(crate) struct Shell {
     pub(crate) process: Process,
-    pub(crate) model: Arc<Model>,
+    pub(crate) models: Models,
     pub(crate) pool: Pool,
     pub(crate) metrics: TokenizerMetrics,
     /// Requests that may be in the pool's hands.
@@ -228,7 +228,7 @@ impl<'a> Session<'a> {
     /// Token ids need no encoding; what is left to do is not worth another thread.
     fn encode_here(&mut self, key: RequestKey, request: Request) {
         let request_id = request.request_id.clone();
-        match encode_caught(&self.shell.model, request, self.engines.block_names().as_deref()) {
+        match encode_caught(&self.shell.models, request, self.engines.block_names().as_deref()) {
             Ok(encoding) => self.hand_on(key, encoding),
             Err(failure) => self.reject(key, &request_id, failure),
         }
@@ -236,7 +236,7 @@ impl<'a> Session<'a> {
 
     /// What a thread of the pool shall do with a request.
     fn work(&self, key: RequestKey, request: Request, cancelled: Arc<AtomicBool>) -> impl FnOnce() + Send + 'static {
-        let (model, encoded) = (self.shell.model.clone(), self.encoded.clone());
+        let (models, encoded) = (self.shell.models.clone(), self.encoded.clone());
         let names = self.engines.block_names();
         let span = span(&request);
         move || {
@@ -244,7 +244,7 @@ impl<'a> Session<'a> {
                 return;
             }
             let began = Instant::now();
-            let outcome = span.in_scope(|| encode_caught(&model, request, names.as_deref()));
+            let outcome = span.in_scope(|| encode_caught(&models, request, names.as_deref()));
             drop(span);
             let seconds = began.elapsed().as_secs_f64();
             let outcome = outcome.map(Box::new);
@@ -354,9 +354,9 @@ impl Drop for Session<'_> {
 }
 
 /// Encodes; a panic inside becomes a failure of this request alone.
-fn encode_caught(model: &Model, mut request: Request, names: Option<&BlockNames>) -> Result<Encoding, Failure> {
+fn encode_caught(models: &Models, mut request: Request, names: Option<&BlockNames>) -> Result<Encoding, Failure> {
     let encoding = AssertUnwindSafe(|| {
-        encode::request(model, &mut request, &Zoned::now())?;
+        encode::request(models, &mut request, &Zoned::now())?;
         let blocks = names.map_or_else(Vec::new, |names| names.of(&request));
         Ok(Encoding { request, blocks })
     });

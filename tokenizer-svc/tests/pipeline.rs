@@ -282,13 +282,13 @@ async fn the_control_plane_tokenizes() {
     let mut client = TokenizerServiceClient::new(link::channel(&address, &LinkOptions::default()).expect("a channel"));
     let prompt =
         Prompt { kind: Some(Kind::Text("Once upon a time".to_owned())), add_special_tokens: true, suffix: None };
-    let ask = proto::TokenizeRequest { prompt: Some(prompt), return_token_strs: true };
+    let ask = proto::TokenizeRequest { prompt: Some(prompt), return_token_strs: true, adapter_tokenizer: None };
     let reply = client.tokenize(ask).await.expect("a reply").into_inner();
     assert_eq!(reply.tokens, [743, 827, 289, 546]);
     assert_eq!(reply.token_strs, ["Once", "Ġupon", "Ġa", "Ġtime"]);
-    let ask = proto::DetokenizeRequest { tokens: reply.tokens };
+    let ask = proto::DetokenizeRequest { tokens: reply.tokens, adapter_tokenizer: None };
     assert_eq!(client.detokenize(ask).await.expect("a reply").into_inner().text, "Once upon a time");
-    let ask = proto::DetokenizeRequest { tokens: vec![8192] };
+    let ask = proto::DetokenizeRequest { tokens: vec![8192], adapter_tokenizer: None };
     let failure = client.detokenize(ask).await.expect("a reply").into_inner().failure.expect("a failure");
     assert_eq!((failure.kind(), failure.param.as_str()), (failure::Kind::Invalid, "tokens"));
     stage.end().await;

@@ -7,7 +7,8 @@ use std::{
 };
 
 use models::{Adapter, AdapterError, AdapterLayout};
-use proto::{AdapterLoad, AdapterLoaded, LoadAdapter, StepPlan};
+use proto::{AdapterLoad, AdapterLoaded, AdapterTokenizer, LoadAdapter, StepPlan};
+use tokenizer::{Tokenizer, TokenizerError};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
 
@@ -98,26 +99,56 @@ impl Reading {
             return None;
         }
         let read = match (&self.layout, self.source) {
-            (None, _) => Err(AdapterError::Disabled),
-            (Some(layout), AdapterSource::Folders) => layout.read(Path::new(&path)),
-            (Some(layout), AdapterSource::Dummy(seed)) => Ok(layout.dummy(&adapter, seed)),
+            (None, _) => Err(AdapterError::Disabled.into()),
+            (Some(layout), AdapterSource::Folders) => read_folder(layout, Path::new(&path)),
+            (Some(layout), AdapterSource::Dummy(seed)) => Ok((layout.dummy(&adapter, seed), None)),
         };
         Some(match read {
-            Ok(read) => {
-                info!(adapter, path, kib = read.bytes() >> 10, "adapter loaded");
-                let fingerprint = read.fingerprint().to_owned();
+            Ok((read, tokenizer)) => {
+                info!(adapter, path, kib = read.bytes() >> 10, own_tokens = read.vocab_size(), "adapter loaded");
+                let fingerprint = match &tokenizer {
+                    Some(tokenizer) => format!("{} {}", read.fingerprint(), tokenizer.fingerprint),
+                    None => read.fingerprint().to_owned(),
+                };
+                let vocab_size = read.vocab_size().unwrap_or(0) as u32;
                 let mut held = self.host.lock();
                 if held.group == self.group {
                     held.adapters.insert(adapter.clone(), Arc::new(read));
                 }
-                AdapterLoaded { adapter, fingerprint, ..AdapterLoaded::default() }
+                AdapterLoaded { adapter, fingerprint, vocab_size, tokenizer, ..AdapterLoaded::default() }
             }
             Err(error) => {
                 warn!(adapter, path, "adapter refused: {error}");
-                let not_found = matches!(error, AdapterError::NotFound { .. });
+                let not_found = matches!(error, ReadError::Adapter(AdapterError::NotFound { .. }));
                 AdapterLoaded { adapter, error: error.to_string(), not_found, ..AdapterLoaded::default() }
             }
         })
+    }
+}
+
+/// Why an adapter is not read.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    #[error("the adapter's own tokenizer: {0}")]
+    Tokenizer(#[from] TokenizerError),
+    #[error(
+        "the adapter's own tokenizer, {dir}, names token {token}, and its embedding has {rows} rows: save the embedding \
+         with as many rows as the tokenizer has tokens"
+    )]
+    Beyond { dir: String, token: u32, rows: usize },
+}
+
+/// An adapter and, where it has an embedding or a head of its own with room for other tokens, its tokenizer.
+fn read_folder(layout: &AdapterLayout, dir: &Path) -> Result<(Adapter, Option<AdapterTokenizer>), ReadError> {
+    let adapter = layout.read(dir)?;
+    let Some(rows) = adapter.vocab_size().filter(|_| layout.extra_vocab() > 0) else { return Ok((adapter, None)) };
+    let Some(fingerprint) = tokenizer::fingerprint(dir)? else { return Ok((adapter, None)) };
+    let (tokens, dir) = (Tokenizer::load_unchanged(dir, &fingerprint)?.vocab_size(), dir.display().to_string());
+    match tokens as usize > rows {
+        true => Err(ReadError::Beyond { dir, token: tokens - 1, rows }),
+        false => Ok((adapter, Some(AdapterTokenizer { dir, fingerprint }))),
     }
 }
 

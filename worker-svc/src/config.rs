@@ -384,6 +384,7 @@ impl Args {
             setting("--lora-dtype", word(self.lora_dtype)),
             setting("--enable-lora-experts", self.enable_lora_experts.to_string()),
             setting("--enable-lora-modules-to-save", self.enable_lora_modules_to_save.to_string()),
+            setting("--lora-extra-vocab-size", self.lora.extra_vocab_size().to_string()),
             setting("--single-kernel-decode", self.single_kernel_decode.map_or("auto".into(), |on| on.to_string())),
             setting("--cudagraph-capture-sizes", format!("{:?}", self.capture_sizes())),
         ];
@@ -406,7 +407,9 @@ impl Args {
         let dtype = dtype(self.lora_dtype);
         let (slots, max_rank) = (self.lora.slots() as usize, self.max_lora_rank as usize);
         let (experts, saved_modules) = (self.enable_lora_experts, self.enable_lora_modules_to_save);
-        self.lora.enable_lora.then_some(LoraOptions { slots, max_rank, dtype, experts, saved_modules })
+        let extra_vocab = self.lora.extra_vocab_size() as usize;
+        let options = LoraOptions { slots, max_rank, dtype, experts, saved_modules, extra_vocab };
+        self.lora.enable_lora.then_some(options)
     }
 
     /// The model loader's part of the flags.

@@ -36,11 +36,12 @@ pub fn read(body: &[u8], limits: &Limits, envelope: &Envelope) -> Result<Ready, 
 }
 
 /// Reads a body of `/v1/messages/count_tokens`.
-pub fn read_prompt(body: &[u8], limits: &Limits) -> Result<proto::Prompt, ApiError> {
+pub fn read_prompt(body: &[u8], limits: &Limits) -> Result<proto::TokenizeRequest, ApiError> {
     let chat = chat_body(&mut Fields::parse(body)?)?.to_string();
     let mut fields = Fields::parse(chat.as_bytes())?;
-    check_model(&mut fields, limits)?;
-    Ok(Conversation::read(&mut fields, limits)?.prompt)
+    let adapter_tokenizer = check_model(&mut fields, limits)?.tokenizer;
+    let prompt = Some(Conversation::read(&mut fields, limits)?.prompt);
+    Ok(proto::TokenizeRequest { prompt, return_token_strs: false, adapter_tokenizer })
 }
 
 /// The body of a chat that says the same.

@@ -19,6 +19,9 @@ pub async fn read_with<T>(
     body: &[u8],
     read: impl Fn(&Limits) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
+    if let Some(limits) = limits_of_own_tokens(gateway, body).await? {
+        return read(&limits);
+    }
     let refused = match read(&gateway.model.limits()) {
         Err(refused) if is_unknown_model(&refused) && gateway.config.access.enable_lora => refused,
         result => return result,
@@ -30,6 +33,27 @@ pub async fn read_with<T>(
         reply if reply.adapters.iter().any(|adapter| adapter.name == name) => read(&gateway.model.limits()),
         _ => Err(refused),
     }
+}
+
+/// What a body is checked against that names an adapter, where adapters may have tokens of their own. The scheduler is
+/// asked each time: another gateway may have had the adapter loaded again, with another tokenizer.
+async fn limits_of_own_tokens(gateway: &Gateway, body: &[u8]) -> Result<Option<Limits>, ApiError> {
+    if !gateway.model.has_own_tokens() {
+        return Ok(None);
+    }
+    let named = Fields::parse(body).and_then(|mut fields| fields.text("model"));
+    let is_adapter = |name: &String| !name.is_empty() && !gateway.config.served_names.contains(name);
+    let Some(name) = named.ok().flatten().filter(is_adapter) else { return Ok(None) };
+    let reply = resolve(gateway, &name).await?;
+    if let Some(failure) = reply.failure {
+        return Err(failure.into());
+    }
+    let limits = Limits::clone(&gateway.model.limits());
+    Ok(reply.adapters.into_iter().find(|adapter| adapter.name == name).map(|adapter| Limits {
+        vocab_size: if adapter.vocab_size > 0 { adapter.vocab_size } else { limits.vocab_size },
+        own_tokenizer: adapter.tokenizer,
+        ..limits
+    }))
 }
 
 fn is_unknown_model(error: &ApiError) -> bool {

@@ -23,6 +23,8 @@ pub struct Model {
     max_model_len: RwLock<Option<u32>>,
     /// Why prompts are not looked up in a prefix cache; empty where they are.
     prefix_cache_off: RwLock<String>,
+    /// Whether adapters may have tokens of their own.
+    own_tokens: AtomicBool,
     /// What the model gives, if it pools.
     pooling: RwLock<Option<Arc<PoolingInfo>>>,
     /// Set once the tokenizer and the scheduler have told what they know. Before, sampling defaults would be wrong, and
@@ -40,6 +42,7 @@ impl Model {
             max_prompts: config.access.max_inflight,
             served_names: config.served_names.clone(),
             adapters: Arc::default(),
+            own_tokenizer: None,
             trust_chat_template: config.access.trust_request_chat_template,
             formats: config.formats.clone(),
             exclude_unused_tools: config.answers.exclude_tools_when_tool_choice_none,
@@ -54,6 +57,7 @@ impl Model {
             limits: RwLock::new(Arc::new(limits)),
             max_model_len: RwLock::new(None),
             prefix_cache_off: RwLock::default(),
+            own_tokens: AtomicBool::new(false),
             pooling: RwLock::default(),
             learned: AtomicBool::new(false),
         }
@@ -67,6 +71,11 @@ impl Model {
     /// What bodies are checked against.
     pub(super) fn limits(&self) -> Arc<Limits> {
         self.limits.read().clone()
+    }
+
+    /// Whether adapters may have tokens of their own.
+    pub(super) fn has_own_tokens(&self) -> bool {
+        self.own_tokens.load(Ordering::Relaxed)
     }
 
     /// Whether requests can be read: the model's sampling defaults are known, and what it is run for.
@@ -116,6 +125,7 @@ impl Model {
     pub fn learn_from_scheduler(&self, info: &ModelInfo) {
         *self.max_model_len.write() = Some(info.max_model_len);
         self.prefix_cache_off.write().clone_from(&info.prefix_cache_off);
+        self.own_tokens.store(info.extra_vocab_size > 0, Ordering::Relaxed);
         *self.pooling.write() = info.pooling.clone().map(Arc::new);
         self.forget_zero();
     }

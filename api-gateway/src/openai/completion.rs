@@ -130,6 +130,7 @@ pub fn plan(api: Api, params: &Params, envelope: &Envelope) -> Plan {
 pub fn request(params: &Params, envelope: &Envelope) -> Request {
     Request {
         adapter: params.model.adapter.clone(),
+        adapter_tokenizer: params.model.tokenizer.clone(),
         key: None,
         request_id: String::new(),
         traceparent: envelope.traceparent.clone(),

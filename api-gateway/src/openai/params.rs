@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use proto::{BeamSearch, LogitBias, Output, Sampling};
+use proto::{AdapterTokenizer, BeamSearch, LogitBias, Output, Sampling};
 use serde_json::Value;
 
 use super::{
@@ -32,6 +32,8 @@ pub struct Limits {
     pub served_names: Vec<String>,
     /// Adapters that are served, as far as this gateway knows.
     pub adapters: Arc<BTreeSet<String>>,
+    /// The own tokenizer of the adapter that the body names, whose tokens `vocab_size` is of then.
+    pub own_tokenizer: Option<AdapterTokenizer>,
     /// Whether a request may bring its own chat template.
     pub trust_chat_template: bool,
     /// How the model writes calls and reasoning.
@@ -139,6 +141,8 @@ impl Params {
 pub struct ModelChoice {
     /// The adapter that it runs with; empty: the model alone.
     pub adapter: String,
+    /// Its own tokenizer; absent: the model's.
+    pub tokenizer: Option<AdapterTokenizer>,
     /// The name that answers carry.
     pub name: String,
 }
@@ -147,14 +151,14 @@ pub struct ModelChoice {
 pub fn check_model(fields: &mut Fields<'_>, limits: &Limits) -> Result<ModelChoice, ApiError> {
     match fields.text("model")? {
         Some(name) if limits.adapters.contains(&name) && !limits.served_names.contains(&name) => {
-            Ok(ModelChoice { adapter: name.clone(), name })
+            Ok(ModelChoice { adapter: name.clone(), tokenizer: limits.own_tokenizer.clone(), name })
         }
         Some(name) if !name.is_empty() && !limits.served_names.contains(&name) => Err(ApiError {
             fault: crate::error::Fault::NotFound,
             message: format!("The model `{name}` does not exist."),
             param: Some("model".into()),
         }),
-        _ => Ok(ModelChoice { adapter: String::new(), name: limits.served_names[0].clone() }),
+        _ => Ok(ModelChoice { adapter: String::new(), tokenizer: None, name: limits.served_names[0].clone() }),
     }
 }
 

@@ -104,6 +104,7 @@ impl Params {
         let single = prompts.len() == 1;
         let template = Request {
             adapter: self.model.adapter.clone(),
+            adapter_tokenizer: self.model.tokenizer.clone(),
             traceparent: reading.envelope.traceparent.clone(),
             session_id: reading.envelope.routing.session.clone(),
             data_parallel_rank: reading.envelope.routing.rank,

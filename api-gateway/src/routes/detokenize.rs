@@ -40,8 +40,8 @@ pub const ROUTE: Route = Route {
 async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read_json(&gateway, &parts.headers, body).await?;
-    let tokens = adapters::read_with(&gateway, &body, |limits| tokens(&body, limits)).await?;
-    let reply = gateway.peers.tokenizer_service()?.detokenize(DetokenizeRequest { tokens }).await;
+    let question = adapters::read_with(&gateway, &body, |limits| question(&body, limits)).await?;
+    let reply = gateway.peers.tokenizer_service()?.detokenize(question).await;
     let reply = reply.map_err(refused)?.into_inner();
     match reply.failure {
         Some(failure) => Err(failure.into()),
@@ -50,11 +50,11 @@ async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result
 }
 
 /// Reads a body.
-pub fn tokens(body: &[u8], limits: &Limits) -> Result<Vec<u32>, ApiError> {
+pub fn question(body: &[u8], limits: &Limits) -> Result<DetokenizeRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, limits)?;
+    let adapter_tokenizer = check_model(&mut fields, limits)?.tokenizer;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| ApiError::field("tokens", "`tokens` must be provided."))?;
     tokens.iter().try_for_each(|token| limits.check_token("tokens", *token))?;
     log_unread(&fields);
-    Ok(tokens)
+    Ok(DetokenizeRequest { tokens, adapter_tokenizer })
 }

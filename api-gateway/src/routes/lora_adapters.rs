@@ -97,7 +97,8 @@ pub fn to_load(body: &[u8]) -> Result<ServeAdapterRequest, ApiError> {
         let reason = format!("`lora_name` may have at most {MAX_NAME} bytes, and no control characters.");
         return Err(ApiError::field("lora_name", reason));
     }
-    Ok(ServeAdapterRequest { adapter: Some(ServedAdapter { name, path, base_model_name }), in_place })
+    let adapter = ServedAdapter { name, path, base_model_name, ..ServedAdapter::default() };
+    Ok(ServeAdapterRequest { adapter: Some(adapter), in_place })
 }
 
 /// Reads a body: the name of the adapter to unload.

@@ -8,7 +8,6 @@ use axum::{
     routing::post,
 };
 use http::StatusCode;
-use proto::TokenizeRequest;
 use serde_json::json;
 
 use crate::{
@@ -58,8 +57,7 @@ async fn count_tokens(State(gateway): State<Arc<Gateway>>, request: Request) -> 
 async fn count_of(gateway: &Gateway, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read_json(gateway, &parts.headers, body).await?;
-    let prompt = adapters::read_with(gateway, &body, |limits| request::read_prompt(&body, limits)).await?;
-    let question = TokenizeRequest { prompt: Some(prompt), return_token_strs: false };
+    let question = adapters::read_with(gateway, &body, |limits| request::read_prompt(&body, limits)).await?;
     let reply = gateway.peers.tokenizer_service()?.tokenize(question).await.map_err(refused)?.into_inner();
     match reply.failure {
         Some(failure) => Err(failure.into()),

@@ -61,7 +61,7 @@ async fn answer(State(gateway): State<Arc<Gateway>>, request: Request) -> Result
 /// Reads a body.
 pub fn question(body: &[u8], limits: &Limits) -> Result<TokenizeRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, limits)?;
+    let adapter_tokenizer = check_model(&mut fields, limits)?.tokenizer;
     let return_token_strs = fields.flag("return_token_strs", false)?;
     let prompt = if fields.raw("messages").is_some() {
         Conversation::read(&mut fields, limits)?.prompt
@@ -74,5 +74,5 @@ pub fn question(body: &[u8], limits: &Limits) -> Result<TokenizeRequest, ApiErro
         }
     };
     log_unread(&fields);
-    Ok(TokenizeRequest { prompt: Some(prompt), return_token_strs })
+    Ok(TokenizeRequest { prompt: Some(prompt), return_token_strs, adapter_tokenizer })
 }

@@ -198,7 +198,7 @@ impl Scheduler {
             let expected = self.flights.front().map(|flight| flight.step.0);
             return Err(ProtocolError::Step { got: step, expected });
         };
-        check_outcomes(flight, result, self.config.vocab_size)?;
+        check_outcomes(flight, result, self.config.most_vocab_size())?;
         self.check_jumps(flight, result)?;
         let of_a_token = |logprobs: &TokenLogprobs| (logprobs.index as usize) < result.token.len();
         let mut finder = flight.finder();

@@ -117,8 +117,10 @@ pub struct Config {
     pub watermark: f32,
     /// Tokens that end a text unless the request ignores them.
     pub eos_token_ids: Vec<u32>,
-    /// Token ids are below this.
+    /// Token ids are below this; those of a request that says otherwise ([`proto::Request::vocab_size`]) below its own.
     pub vocab_size: u32,
+    /// Tokens that adapters may have behind these.
+    pub extra_vocab_size: u32,
     /// Largest `n` of a request.
     pub max_choices: u32,
     /// Start of the generator that seeds requests without a seed of their own.
@@ -152,6 +154,7 @@ impl Default for Config {
             watermark: 0.0,
             eos_token_ids: Vec::new(),
             vocab_size: 32_000,
+            extra_vocab_size: 0,
             max_choices: 128,
             seed: 0,
         }
@@ -219,6 +222,11 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// What tokens are below, whatever their request's adapter.
+    pub(crate) fn most_vocab_size(&self) -> u32 {
+        self.vocab_size + self.extra_vocab_size
+    }
+
     /// Refuses what cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         let positive = [

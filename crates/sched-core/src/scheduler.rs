@@ -309,7 +309,7 @@ impl Scheduler {
     /// tokens come with the step's result, and are handed on here. Neither is in a hurry: while speculation is on, a
     /// sequence has no row until its last one's tokens are known, and one without a draft just samples.
     pub fn propose(&mut self, sequence: SequenceId, tokens: &[u32]) -> Result<(), DraftRefusal> {
-        let (most, vocab_size) = (self.config.speculative_tokens as usize, self.config.vocab_size);
+        let (most, vocab_size) = (self.config.speculative_tokens as usize, self.config.most_vocab_size());
         if most == 0 {
             return Err(DraftRefusal::Off);
         }

@@ -115,9 +115,19 @@ pub struct LoraArgs {
     /// Maximum number of different adapters in one step: those that the device holds
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=1024_u32))]
     pub max_loras: u32,
+
+    /// Maximum number of tokens that an adapter has behind the model's own: rows that its embedding and head have more.
+    /// Needs --enable-lora-modules-to-save
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0..=65_536_u32))]
+    pub lora_extra_vocab_size: u32,
 }
 
 impl LoraArgs {
+    /// Tokens that adapters may have behind the model's own; 0 where no adapters are served.
+    pub fn extra_vocab_size(&self) -> u32 {
+        if self.enable_lora { self.lora_extra_vocab_size } else { 0 }
+    }
+
     /// Adapters that the device holds; 0 where none are served.
     pub fn slots(&self) -> u32 {
         if self.enable_lora { self.max_loras } else { 0 }

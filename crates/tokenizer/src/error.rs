@@ -18,6 +18,12 @@ pub enum TokenizerError {
         /// The folder.
         model: PathBuf,
     },
+    /// Its files are not those that were asked for.
+    #[error("the files in {} have changed: load the adapter again", model.display())]
+    Changed {
+        /// The folder.
+        model: PathBuf,
+    },
     /// The model's files themselves.
     #[error(transparent)]
     Files(#[from] FilesError),

@@ -9,6 +9,7 @@ mod decode;
 mod error;
 mod files;
 mod fim;
+mod fingerprint;
 mod formats;
 mod load;
 mod shape;
@@ -18,6 +19,7 @@ mod tokenizer;
 
 pub use decode::{Context, DecodeOptions, IncrementalDecoder};
 pub use error::TokenizerError;
+pub use fingerprint::fingerprint;
 pub use shape::DecoderShape;
 pub use special::SpecialTokens;
 pub use tokenizer::{EncodedPair, ModelKind, Pair, TokenKind, Tokenizer};

@@ -40,7 +40,7 @@ fn finished(sequence: u64, reason: FinishReason) -> Finished {
 
 /// The streams of one connected gateway.
 fn streams() -> Streams {
-    let mut streams = Streams::new(TOKENIZER.clone(), 3);
+    let mut streams = Streams::new(Tokenizers::new(TOKENIZER.clone()), 3);
     streams.connected(GATEWAY);
     streams
 }

@@ -34,6 +34,7 @@ impl KeptAdapters {
             name: member(adapter, "name"),
             path: member(adapter, "path"),
             base_model_name: member(adapter, "base_model_name"),
+            ..ServedAdapter::default()
         };
         Some(adapters.iter().map(adapter).collect())
     }
@@ -42,7 +43,7 @@ impl KeptAdapters {
     pub(crate) fn write(&self, adapters: &[ServedAdapter]) {
         let Some(file) = &self.file else { return };
         let adapter = |adapter: &ServedAdapter| {
-            let ServedAdapter { name, path, base_model_name } = adapter;
+            let ServedAdapter { name, path, base_model_name, .. } = adapter;
             json!({"name": name, "path": path, "base_model_name": base_model_name})
         };
         let text = Value::Array(adapters.iter().map(adapter).collect()).to_string();

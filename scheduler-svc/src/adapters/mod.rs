@@ -14,7 +14,9 @@ pub(crate) mod kept;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use proto::{AdapterLoaded, Failure, ListAdaptersReply, RequestKey, ServeAdapterRequest, ServedAdapter};
+use proto::{
+    AdapterLoaded, AdapterTokenizer, Failure, ListAdaptersReply, RequestKey, ServeAdapterRequest, ServedAdapter,
+};
 use tokio::sync::oneshot;
 
 /// A question or an order of the control plane.
@@ -91,12 +93,27 @@ impl Waiter {
 /// An adapter that all workers have read, or some could not.
 pub(crate) struct Answered {
     pub identity: String,
-    pub outcome: Result<Fingerprint, LoadFailed>,
+    pub outcome: Result<AdapterFiles, LoadFailed>,
     pub waiters: Vec<Waiter>,
 }
 
-/// A hash of an adapter's files, as the workers give it.
-pub(crate) type Fingerprint = String;
+/// What an adapter's files are, as the workers have read them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct AdapterFiles {
+    /// A hash of them.
+    pub fingerprint: String,
+    /// Tokens that it knows; 0: the model's.
+    pub vocab_size: u32,
+    /// Its own tokenizer.
+    pub tokenizer: Option<AdapterTokenizer>,
+}
+
+impl AdapterFiles {
+    /// The adapter of these files, as clients know it.
+    fn tell(&self, adapter: ServedAdapter) -> ServedAdapter {
+        ServedAdapter { vocab_size: self.vocab_size, tokenizer: self.tokenizer.clone(), ..adapter }
+    }
+}
 
 /// Why an adapter is not on the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -141,14 +158,14 @@ struct Entry {
     identity: String,
     adapter: ServedAdapter,
     /// What its files were when they were read first; absent: they are being read.
-    fingerprint: Option<Fingerprint>,
+    fingerprint: Option<String>,
 }
 
 struct Hosted {
     /// Ranks that have not answered.
     missing: usize,
     /// What the ranks that have answered say.
-    outcome: Option<Result<Fingerprint, LoadFailed>>,
+    outcome: Option<Result<AdapterFiles, LoadFailed>>,
     waiters: Vec<Waiter>,
     live: u32,
     used: u64,
@@ -258,8 +275,8 @@ impl Adapters {
         let hosted = self.hosted.get_mut(&identity)?;
         hosted.missing = hosted.missing.checked_sub(1)?;
         let outcome = joined(hosted.outcome.take(), loaded);
+        hosted.outcome = Some(outcome.clone());
         if hosted.missing > 0 {
-            hosted.outcome = Some(outcome);
             return None;
         }
         let waiters = std::mem::take(&mut hosted.waiters);
@@ -269,6 +286,16 @@ impl Adapters {
             self.hosted.remove(&identity);
         }
         Some(Answered { identity, outcome, waiters })
+    }
+
+    /// The files of an adapter that every worker has.
+    pub(crate) fn files(&self, identity: &str) -> Option<&AdapterFiles> {
+        self.hosted.get(identity).filter(|hosted| hosted.missing == 0)?.outcome.as_ref()?.as_ref().ok()
+    }
+
+    /// Tokenizers that served adapters bring.
+    pub(crate) fn tokenizers(&self) -> impl Iterator<Item = &AdapterTokenizer> {
+        self.served.values().filter_map(|entry| entry.adapter.tokenizer.as_ref())
     }
 
     /// A rank's device has in this slot what a plan asked for; whether it is the last rank.
@@ -283,15 +310,19 @@ impl Adapters {
     }
 
     /// From here on its name stands for this.
-    pub(crate) fn serve(&mut self, identity: String, adapter: ServedAdapter, fingerprint: Fingerprint) {
-        self.served.insert(adapter.name.clone(), Entry { identity, adapter, fingerprint: Some(fingerprint) });
+    pub(crate) fn serve(&mut self, identity: String, adapter: ServedAdapter, files: &AdapterFiles) {
+        let (adapter, fingerprint) = (files.tell(adapter), Some(files.fingerprint.clone()));
+        self.served.insert(adapter.name.clone(), Entry { identity, adapter, fingerprint });
     }
 
     /// What was read for an identity that a name stands for. Where the files are not what they were, the name stands
     /// for another identity from here on, which is still to be read; `identity` is to be dropped.
-    pub(crate) fn reread(&mut self, identity: &str, fingerprint: &str) -> Option<Renewed> {
+    pub(crate) fn reread(&mut self, identity: &str, files: &AdapterFiles) -> Option<Renewed> {
         let entry = self.served.values_mut().find(|entry| entry.identity == identity)?;
-        if entry.fingerprint.get_or_insert_with(|| fingerprint.to_owned()) == fingerprint {
+        if entry.fingerprint.is_none() {
+            entry.adapter = files.tell(std::mem::take(&mut entry.adapter));
+        }
+        if *entry.fingerprint.get_or_insert_with(|| files.fingerprint.clone()) == files.fingerprint {
             return None;
         }
         entry.identity = next_identity(&mut self.loads, &entry.adapter.name);
@@ -381,9 +412,12 @@ pub(crate) fn name_of(identity: &str) -> &str {
 }
 
 /// What the ranks say of an adapter, with one more answer.
-fn joined(before: Option<Result<Fingerprint, LoadFailed>>, loaded: AdapterLoaded) -> Result<Fingerprint, LoadFailed> {
-    let AdapterLoaded { adapter: _, error, not_found, fingerprint } = loaded;
-    let answer = if error.is_empty() { Ok(fingerprint) } else { Err(LoadFailed { reason: error, not_found }) };
+fn joined(before: Option<Result<AdapterFiles, LoadFailed>>, loaded: AdapterLoaded) -> Result<AdapterFiles, LoadFailed> {
+    let AdapterLoaded { adapter: _, error, not_found, fingerprint, vocab_size, tokenizer } = loaded;
+    let answer = match error.is_empty() {
+        true => Ok(AdapterFiles { fingerprint, vocab_size, tokenizer }),
+        false => Err(LoadFailed { reason: error, not_found }),
+    };
     match (before, answer) {
         (None, answer) => answer,
         (Some(Err(failed)), _) | (Some(Ok(_)), Err(failed)) => Err(failed),
@@ -416,6 +450,10 @@ mod tests {
         AdapterLoaded { error: error.into(), ..loaded(identity, "") }
     }
 
+    fn files(fingerprint: &str) -> AdapterFiles {
+        AdapterFiles { fingerprint: fingerprint.into(), ..AdapterFiles::default() }
+    }
+
     /// Loads and serves; its identity.
     fn load(adapters: &mut Adapters, name: &str) -> String {
         let identity = adapters.new_identity(name);
@@ -423,7 +461,7 @@ mod tests {
         assert!(adapters.loading(name) == Some(&*identity) && adapters.is_starting());
         let answered = adapters.answered(loaded(&identity, "1")).expect("the only rank");
         assert!(answered.outcome.is_ok() && answered.waiters.len() == 1);
-        adapters.serve(identity.clone(), adapter(name), "1".into());
+        adapters.serve(identity.clone(), adapter(name), &files("1"));
         identity
     }
 
@@ -462,7 +500,10 @@ mod tests {
             assert!(adapters.answered(loaded(&identity, "1")).is_none());
             let outcome = adapters.answered(loaded(&identity, second)).expect("both").outcome;
             assert_eq!((outcome.is_ok(), adapters.is_hosted(&identity)), (is_fine, is_fine));
-            assert!(outcome.map_or_else(|failed| failed.reason.contains("different files"), |found| found == "1"));
+            assert!(
+                outcome
+                    .map_or_else(|failed| failed.reason.contains("different files"), |found| found.fingerprint == "1")
+            );
         }
     }
 
@@ -475,7 +516,7 @@ mod tests {
         let read = |adapters: &mut Adapters, identity: &str, fingerprint: &str| {
             assert!(adapters.wait(identity, Waiter::Request(Box::default())), "it must be read");
             adapters.answered(loaded(identity, fingerprint)).expect("the only rank");
-            adapters.reread(identity, fingerprint)
+            adapters.reread(identity, &files(fingerprint))
         };
         assert!(read(&mut adapters, &first, "1").is_none(), "the same files");
         adapters.ended(&key(1));
@@ -486,6 +527,37 @@ mod tests {
         assert_eq!(adapters.find("a"), Some((renewed.identity.clone(), "/a".into())));
         assert!(read(&mut adapters, &renewed.identity, "3").is_none(), "whatever they are when they are read");
         assert!(adapters.is_hosted(&renewed.identity));
+    }
+
+    #[test]
+    fn what_the_files_say_of_tokens_is_told() {
+        let mut adapters = Adapters::new(1, 2);
+        let tokenizer = |fingerprint: &str| AdapterTokenizer { dir: "/a".into(), fingerprint: fingerprint.into() };
+        let own = |fingerprint: &str| AdapterFiles {
+            vocab_size: 67,
+            tokenizer: Some(tokenizer(fingerprint)),
+            ..files(fingerprint)
+        };
+        let first = load(&mut adapters, "a");
+        assert_eq!((adapters.list()[0].vocab_size, adapters.tokenizers().count()), (0, 0));
+        assert_eq!(adapters.files(&first), Some(&files("1")));
+        let told = |files: AdapterFiles, identity: &str| {
+            let AdapterFiles { fingerprint, vocab_size, tokenizer } = files;
+            AdapterLoaded { vocab_size, tokenizer, ..loaded(identity, &fingerprint) }
+        };
+        let second = adapters.new_identity("a");
+        adapters.wait(&second, Waiter::Static(adapter("a")));
+        assert_eq!(adapters.files(&second), None, "it is being read");
+        let read = adapters.answered(told(own("2"), &second)).expect("the only rank").outcome.expect("read");
+        adapters.serve(second.clone(), adapter("a"), &read);
+        assert_eq!((adapters.list()[0].vocab_size, adapters.files(&second)), (67, Some(&own("2"))));
+        assert!(adapters.tokenizers().eq([&tokenizer("2")]));
+        // Read again after it gave way to others, and its files are others.
+        let renewed = adapters.reread(&second, &own("3")).expect("other files");
+        adapters.wait(&renewed.identity, Waiter::Request(Box::default()));
+        adapters.answered(told(own("3"), &renewed.identity)).expect("the only rank");
+        assert!(adapters.reread(&renewed.identity, &own("3")).is_none());
+        assert!(adapters.tokenizers().eq([&tokenizer("3")]));
     }
 
     #[test]

@@ -24,6 +24,7 @@ const OF_ENGINE: &[Fact] = &[
     fact("pooling", |ready| {
         ready.pooling.as_ref().map_or("none".to_owned(), |info| format!("{:?} of {}", info.task(), info.width))
     }),
+    fact("--lora-extra-vocab-size", |ready| ready.extra_vocab_size.to_string()),
     fact("--max-loras", |ready| ready.adapter_slots.to_string()),
     fact("a recurrent state", |ready| if ready.is_recurrent() { "yes" } else { "no" }.to_owned()),
 ];

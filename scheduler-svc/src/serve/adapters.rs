@@ -4,15 +4,15 @@ use std::path::{Component, Path};
 
 use anyhow::bail;
 use proto::{
-    AdapterLoaded, AdapterPlaced, DropAdapter, Failure, ListAdaptersReply, LoadAdapter, ServeAdapterRequest,
-    ServedAdapter, to_worker::Command,
+    AdapterLoaded, AdapterPlaced, AdapterTokenizer, DropAdapter, Failure, ListAdaptersReply, LoadAdapter,
+    ServeAdapterRequest, ServedAdapter, to_worker::Command,
 };
 use sched_core::{QueueBound, Refusal};
 use tracing::{debug, info, warn};
 
 use super::Engine;
 use crate::{
-    adapters::{AdapterCall, Answered, LoadFailed, Renewed, Waiter, hub::Found, name_of},
+    adapters::{AdapterCall, AdapterFiles, Answered, LoadFailed, Renewed, Waiter, hub::Found, name_of},
     error,
 };
 
@@ -92,10 +92,22 @@ impl Engine {
             return Ok(());
         }
         let key = request.key;
+        self.fit(&mut request, &identity)?;
         self.admit_now(request)?;
         if let Some(key) = key {
             self.adapters.admitted(key, identity);
         }
+        Ok(())
+    }
+
+    /// Says which tokens a request may have. Fails where its prompt was split by another tokenizer than its adapter has.
+    fn fit(&self, request: &mut proto::Request, identity: &str) -> Result<(), Failure> {
+        let Some(files) = self.adapters.files(identity) else { return Ok(()) };
+        let fingerprint = |one: &Option<AdapterTokenizer>| one.as_ref().map(|one| one.fingerprint.clone());
+        if fingerprint(&request.adapter_tokenizer) != fingerprint(&files.tokenizer) {
+            return Err(error::another_tokenizer(name_of(identity)));
+        }
+        request.vocab_size = files.vocab_size;
         Ok(())
     }
 
@@ -116,9 +128,9 @@ impl Engine {
     pub(super) fn adapter_loaded(&mut self, loaded: AdapterLoaded) -> anyhow::Result<()> {
         let Some(Answered { identity, outcome, waiters }) = self.adapters.answered(loaded) else { return Ok(()) };
         match outcome {
-            Ok(fingerprint) => match self.adapters.reread(&identity, &fingerprint) {
+            Ok(files) => match self.adapters.reread(&identity, &files) {
                 Some(renewed) => self.read_anew(identity, renewed, waiters),
-                None => waiters.into_iter().for_each(|waiter| self.hosted(&identity, &fingerprint, waiter)),
+                None => waiters.into_iter().for_each(|waiter| self.hosted(&identity, &files, waiter)),
             },
             Err(failed) => {
                 // Some ranks may have it.
@@ -145,10 +157,11 @@ impl Engine {
     }
 
     /// Every worker has an adapter that somebody has waited for.
-    fn hosted(&mut self, identity: &str, fingerprint: &str, waiter: Waiter) {
+    fn hosted(&mut self, identity: &str, files: &AdapterFiles, waiter: Waiter) {
         let serve = |engine: &mut Self, adapter: ServedAdapter| {
             info!(name = adapter.name, path = adapter.path, "adapter served");
-            engine.adapters.serve(identity.to_owned(), adapter, fingerprint.to_owned());
+            engine.output.tokenizers.extend(files.tokenizer.clone());
+            engine.adapters.serve(identity.to_owned(), adapter, files);
             engine.keep_adapters();
         };
         match waiter {
@@ -204,9 +217,9 @@ impl Engine {
         ListAdaptersReply { adapters: self.adapters.list(), failure }
     }
 
-    fn admit_hosted(&mut self, request: proto::Request, identity: &str) {
+    fn admit_hosted(&mut self, mut request: proto::Request, identity: &str) {
         let (key, copy) = (request.key, (request.key, request.request_id.clone()));
-        match self.admit_now(request) {
+        match self.fit(&mut request, identity).and_then(|()| self.admit_now(request)) {
             Ok(()) => key.into_iter().for_each(|key| self.adapters.admitted(key, identity.to_owned())),
             Err(failure) => self.refused(copy.0, copy.1, failure),
         }
@@ -330,7 +343,7 @@ impl Engine {
         path.join("adapter_config.json").is_file().then(|| ServedAdapter {
             name: name.to_owned(),
             path: path.display().to_string(),
-            base_model_name: String::new(),
+            ..ServedAdapter::default()
         })
     }
 }

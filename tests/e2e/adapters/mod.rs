@@ -6,6 +6,7 @@ mod experts;
 mod first_use;
 mod hub;
 mod left;
+mod own_tokens;
 mod rewritten;
 mod ways;
 

@@ -58,7 +58,7 @@ async fn choices_beams_and_constraints_have_their_adapter() -> anyhow::Result<()
 }
 
 /// Kills a process, and waits until another one serves in its place.
-async fn replace(server: &mut Server, role: &str) -> anyhow::Result<()> {
+pub(super) async fn replace(server: &mut Server, role: &str) -> anyhow::Result<()> {
     let found = |server: &Server| descendants(server.pid()).into_iter().find(|process| process.role == role);
     let killed = found(server).with_context(|| format!("no {role}"))?.pid;
     kill_process(killed, Signal::KILL)?;

@@ -166,6 +166,7 @@ fn describe(args: &Args, model: &Model, Capacity { num_blocks, max_num_seqs }: C
         max_num_batched_tokens: args.load_options().max_rows as u32,
         settings: args.common_to_ranks(),
         adapter_slots: args.lora.slots(),
+        extra_vocab_size: args.lora.extra_vocab_size(),
         random_adapters: matches!(args.adapter_source(), AdapterSource::Dummy(_)),
         stages: args.group.pipeline_parallel_size,
         recurrent: spec.layers.iter().any(|layer| layer.mixer.is_recurrent()),

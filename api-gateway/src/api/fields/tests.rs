@@ -33,6 +33,7 @@ pub(crate) fn limits() -> Limits {
         max_prompts: 10,
         served_names: vec!["wren".into()],
         adapters: Arc::default(),
+        own_tokenizer: None,
         trust_chat_template: true,
         formats: Formats::named("hermes", "").expect("a format"),
         exclude_unused_tools: false,
@@ -100,7 +101,7 @@ fn try_read(body: Body, json: &Value) -> Result<(), ApiError> {
             Fields::parse(bytes).and_then(|mut fields| response::Asked::read(&mut fields, &store, "resp_1")).map(drop)
         }
         Body::Tokenize => tokenize::question(bytes, &limits).map(drop),
-        Body::Detokenize => detokenize::tokens(bytes, &limits).map(drop),
+        Body::Detokenize => detokenize::question(bytes, &limits).map(drop),
         Body::AbortRequests => development::request_ids(bytes).map(drop),
         Body::Embeddings => pool(bytes, Task::Embed, embeddings::read),
         Body::Classify => pool(bytes, Task::Classify, classify::read),

@@ -37,25 +37,28 @@ impl AdapterLayout {
     ) -> Result<KnownTokens, AdapterError> {
         let own = self.vocab.own;
         let mut known = KnownTokens { embedding: own, head: own, is_own: false };
-        let mut last = None;
+        let mut named = None;
         for (module, found) in modules {
             let Some((form, tensor)) = self.own_matrix(module, found, tensors)? else { continue };
             let rows = tensor.shape[0];
             known.is_own = true;
             match form.is_embedding() {
-                true => known.embedding = rows,
-                false => (known.head, last) = (rows, Some(tensor.name)),
+                true => {
+                    known.embedding = rows;
+                    named.get_or_insert(tensor.name);
+                }
+                false => (known.head, named) = (rows, Some(tensor.name)),
             }
         }
-        match last.filter(|_| known.head > known.embedding) {
+        let KnownTokens { embedding, head, .. } = known;
+        match named.filter(|_| head > embedding) {
             None => Ok(known),
-            Some(head) => {
-                let KnownTokens { embedding, head: rows, .. } = known;
+            Some(tensor) => {
                 let reason = format!(
-                    "the head gives {rows} tokens, and the embedding knows {embedding}: save both with the adapter \
+                    "the head gives {head} tokens, and the embedding knows {embedding}: save both with the adapter \
                      (modules_to_save of embed_tokens and lm_head, or save_embedding_layers)"
                 );
-                Err(tensor_error(&head, reason))
+                Err(tensor_error(&tensor, reason))
             }
         }
     }

@@ -28,6 +28,8 @@ pub(crate) struct Request {
     pub prompt_hashes: Vec<BlockHash>,
     /// Its adapter; empty: none.
     pub adapter: String,
+    /// Its own tokenizer, by which its tokens become text.
+    pub adapter_tokenizer: Option<proto::AdapterTokenizer>,
     /// Its tenant's; empty: none.
     pub cache_salt: String,
     /// In order of positions.
@@ -116,6 +118,7 @@ pub(crate) fn check(
     let task = task(request, config)?;
     beam::check(request, config)?;
     check_prompt(prompt, task, config)?;
+    check_tokens(prompt, vocab_size(request, config))?;
     check_media(&request.media, prompt.len() as u32)?;
     let max = if task == Task::Generate { config.max_choices } else { 1 };
     if request.n == 0 || request.n > max {
@@ -174,12 +177,22 @@ fn check_prompt(prompt: &[u32], task: Task, config: &Config) -> Result<(), Refus
         }
         _ => {}
     }
-    match prompt.iter().position(|token| *token >= config.vocab_size) {
-        Some(position) => Err(Refusal::TokenOutOfRange {
-            token: prompt[position],
-            position: position as u32,
-            vocab_size: config.vocab_size,
-        }),
+    Ok(())
+}
+
+/// What the tokens of a request are below.
+fn vocab_size(request: &proto::Request, config: &Config) -> u32 {
+    match request.vocab_size {
+        0 => config.vocab_size,
+        own => own.min(config.most_vocab_size()),
+    }
+}
+
+fn check_tokens(prompt: &[u32], vocab_size: u32) -> Result<(), Refusal> {
+    match prompt.iter().position(|token| *token >= vocab_size) {
+        Some(position) => {
+            Err(Refusal::TokenOutOfRange { token: prompt[position], position: position as u32, vocab_size })
+        }
         None => Ok(()),
     }
 }
@@ -242,6 +255,7 @@ impl Request {
             sampling,
             output: request.output.unwrap_or_default(),
             adapter: request.adapter,
+            adapter_tokenizer: request.adapter_tokenizer,
             cache_salt: request.cache_salt,
             media: request.media,
             root,
@@ -275,6 +289,7 @@ impl Request {
             prompt_ids: self.prompt[from..].to_vec(),
             logprobs: self.sampling.logprobs,
             min_tokens: self.sampling.min_tokens,
+            adapter_tokenizer: self.adapter_tokenizer.clone(),
         }
     }
 

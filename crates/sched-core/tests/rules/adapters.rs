@@ -1,7 +1,7 @@
 //! Slots of adapters: who gets them, what the workers are told, and that nobody starves.
 
 use super::*;
-use sched_core::Refusal;
+use sched_core::{ProtocolError, Refusal};
 
 fn slots(count: u32) -> Config {
     with(|c| c.adapter_slots = count)
@@ -178,4 +178,37 @@ fn seldom_used_adapters_are_not_starved() {
         }
         assert!(started.is_some(), "seed {seed}: starved for {bound} steps");
     }
+}
+
+/// Tokens behind the model's own are for requests whose adapter knows them, in prompts as in answers.
+#[test]
+fn adapters_may_know_more_tokens() {
+    let config = || with(|c| (c.adapter_slots, c.extra_vocab_size) = (2, 5));
+    let asks = |adapter: &str, vocab_size: u32, token: u32| {
+        let mut request = proto::Request { vocab_size, ..adapted(1, adapter, 2) };
+        if let Some(Kind::Ids(ids)) = request.prompt.as_mut().and_then(|prompt| prompt.kind.as_mut()) {
+            ids.ids[2] = token;
+        }
+        request
+    };
+    let refused = |token: u32, vocab_size: u32| Err(Refusal::TokenOutOfRange { token, position: 2, vocab_size });
+    for (adapter, vocab_size, token, expected) in [
+        ("", 0, 999, Ok(())),
+        ("", 0, 1000, refused(1000, 1000)),
+        ("a", 0, 1000, refused(1000, 1000)),
+        ("a", 1003, 1002, Ok(())),
+        ("a", 1003, 1003, refused(1003, 1003)),
+        ("a", 900, 950, refused(950, 900)),
+        ("a", 2000, 1005, refused(1005, 1005)),
+    ] {
+        assert_eq!(formed(config(), 50).admit(asks(adapter, vocab_size, token), 0).map(drop), expected);
+    }
+    let mut scheduler = formed(config(), 50);
+    admit(&mut scheduler, asks("a", 1003, 1002));
+    admit(&mut scheduler, adapted(2, "", 9));
+    step(&mut scheduler);
+    let plan = plan(&mut scheduler);
+    let beyond = ProtocolError::Token { step: plan.step, row: 0, token: 1005, vocab_size: 1005 };
+    assert_eq!(scheduler.complete(result(&plan, 1005), 0), Err(beyond));
+    assert_eq!(scheduler.complete(result(&plan, 1004), 0), Ok(()));
 }

@@ -41,6 +41,7 @@ pub fn config(source: &mut Source) -> Config {
         watermark: if source.chance(25) { 0.2 } else { 0.0 },
         eos_token_ids: vec![oracle::EOS],
         vocab_size: oracle::VOCAB,
+        extra_vocab_size: 0,
         max_choices: 4,
         seed: 11,
         max_new_request_bytes: if source.chance(30) { source.below(900) as usize } else { 4 << 20 },

@@ -183,7 +183,8 @@ fn what_a_matrix_lacks_is_masked_and_embeds_to_zeros() {
             // Each slot had a matrix of all rows before.
             (0..SLOTS as u32).for_each(|slot| drop(put(slot, Some(ROWS))));
             let matrices: Vec<_> = (0..).zip(own).map(|(slot, rows)| put(slot, rows)).collect();
-            let steps: Vec<(u32, Option<u32>)> = (0..40_u32).map(|row| (58 + row % 12, (row % 4).checked_sub(1))).collect();
+            let steps: Vec<(u32, Option<u32>)> =
+                (0..40_u32).map(|row| (58 + row % 12, (row % 4).checked_sub(1))).collect();
             let rows_of = |slot: Option<u32>| slot.and_then(|slot| own[slot as usize]);
             let before = random.values(steps.len() * ROWS);
             for has_adapters in [true, false] {

@@ -92,6 +92,7 @@ pub(super) const TOPICS: &[Topic] = &[
             to(WORKER, "enable-lora-modules-to-save"),
             to(SCHEDULER, "lora-dir"),
             to(WORKER, "lora-dtype"),
+            to(GROUP, "lora-extra-vocab-size"),
             to(SCHEDULER, "lora-modules"),
             to(SCHEDULER, "max-cpu-loras"),
             to(WORKER, "max-lora-rank"),

@@ -196,7 +196,6 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     ),
     flag("logprobs-mode", Only(&["raw_logprobs"]), "log-probabilities are those of the unchanged logits"),
     flag("long-lora-scaling-factors", Only(&[]), "an adapter's scaling is that of its files"),
-    flag("lora-extra-vocab-size", AnyValue, "adapters may bring embeddings with --enable-lora-modules-to-save"),
     flag("lora-target-modules", Only(&[]), "all modules of an adapter are applied"),
     flag("mamba-backend", AnyValue, KERNELS),
     flag("mamba-block-size", Only(&[]), STATES),

@@ -420,7 +420,7 @@ impl Ops for CudaBackend {
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
         assert_ne!(x, out, "columns copied within a buffer");
         self.append(Op::Opaque("copy_columns"));
-        let (x, out_width) = (self.acts.view(x), self.acts.view(out).width);
+        let (x, out_width) = (self.acts.view(x), self.acts.width(out));
         let out = self.acts.target(out, x.rows, out_width);
         let (from, to) = (HeadView { view: x, columns: from }, HeadView { view: out, columns: to });
         groups::copy_columns(&mut self.device, from, to, heads, width);

@@ -441,7 +441,7 @@ impl Ops for CpuBackend {
         assert_ne!(x, out, "a product cannot overwrite its input");
         let (x, group) = (self.acts.view(x), &self.groups[w.0 as usize]);
         let heads = group.iter().map(|matrix| &self.matrices[matrix.0 as usize]);
-        let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.view(out).width);
+        let (first, width) = (&self.matrices[group[0].0 as usize], self.acts.width(out));
         assert_eq!(first.input, InputRounding::None, "heads whose inputs are rounded");
         let out = self.acts.target(out, x.rows, width);
         let products = layers::head_matmul::products(
@@ -458,8 +458,7 @@ impl Ops for CpuBackend {
     fn copy_columns(&mut self, x: Act, from: HeadColumns, out: Act, to: HeadColumns, heads: usize, width: usize) {
         assert_ne!(x, out, "columns copied within a buffer");
         let x = self.acts.view(x);
-        let out_width = self.acts.view(out).width;
-        let out = self.acts.target(out, x.rows, out_width);
+        let out = self.acts.target(out, x.rows, self.acts.width(out));
         layers::copy_columns::copy_columns(
             &mut self.pool,
             x,

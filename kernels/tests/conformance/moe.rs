@@ -6,6 +6,7 @@ use super::{
 };
 use kernels::ops::{
     Act, Activation, Backend, DType, Epilogue, ExpertRouting, GatedExperts, HeadColumns, MatrixGroup, Routing,
+    RowSelection,
 };
 
 /// A layer of experts.
@@ -402,6 +403,26 @@ fn columns_are_copied_and_others_kept() {
             }
         }
         check_same("copy_columns", backend.read(out), &want);
+    }
+}
+
+/// What has room for the picked rows of a step alone takes them while the step has more.
+#[test]
+fn columns_of_picked_rows_are_copied_into_small_buffers() {
+    let (rows, width, wide) = (40, 5, 7);
+    for mut backend in backends() {
+        let values = Random(1).values(rows * width);
+        let [picked, out] = [width, wide].map(|width| backend.new_act(2, width));
+        let all = filled(&mut *backend, width, &values);
+        begin_rows(&mut *backend, rows);
+        backend.host_mut(all).copy_from_slice(&values);
+        backend.gather(all, RowSelection { rows: &[3, 39] }, picked);
+        let at = HeadColumns { first: 0, stride: 0 };
+        backend.copy_columns(picked, at, out, at, 1, width);
+        let out = backend.read(out);
+        for (row, from) in [3, 39].into_iter().enumerate() {
+            check_same("copy_columns", &out[row * wide..][..width], &values[from * width..][..width]);
+        }
     }
 }
 

@@ -72,6 +72,11 @@ impl ActivationBuffers {
         Columns { view: self.view(cols.act), first: cols.first }
     }
 
+    /// Columns of a buffer, which may have room for fewer rows than the step has.
+    pub(crate) fn width(&self, act: Act) -> usize {
+        self.0[act.0 as usize].width
+    }
+
     /// A buffer about to receive `rows` rows of `width`.
     pub(crate) fn target(&mut self, act: Act, rows: usize, width: usize) -> View {
         let buffer = &mut self.0[act.0 as usize];

@@ -238,7 +238,7 @@ impl AdapterLayout {
             role: Role::Matrix,
         };
         let scale = config.scale(names.module);
-        let a = widened(self.numbers(form, tensors, &a, &of_a)?, of_a.cols.len(), cols.len());
+        let a = widened(self.numbers(form, tensors, &a, &of_a)?, rank, cols.len());
         let mut b = self.numbers(form, tensors, &b, &of_b)?;
         b.iter_mut().for_each(|x| *x *= scale);
         b.resize((rows.len() + pad_rows) * rank, 0.0);
@@ -311,15 +311,17 @@ fn upto(range: &Range<usize>, end: usize) -> Range<usize> {
     range.start.min(end)..range.end.min(end)
 }
 
-/// Rows of `columns` numbers, with zeros behind them up to `width`.
-fn widened(values: Vec<f32>, columns: usize, width: usize) -> Vec<f32> {
+/// `rows` rows of numbers, with zeros behind them up to `width`.
+fn widened(values: Vec<f32>, rows: usize, width: usize) -> Vec<f32> {
+    let columns = values.len() / rows;
     if columns == width {
         return values;
     }
-    let rows = values.len().checked_div(columns).unwrap_or(0);
-    (0..rows * width)
-        .map(|at| (at % width < columns).then(|| values[at / width * columns + at % width]).unwrap_or(0.0))
-        .collect()
+    let mut wide = vec![0.0; rows * width];
+    for (row, to) in wide.chunks_exact_mut(width).enumerate() {
+        to[..columns].copy_from_slice(&values[row * columns..][..columns]);
+    }
+    wide
 }
 
 /// A tensor of another shape than the model needs, which has one of its vocabulary's size where it is of an embedding

@@ -129,6 +129,43 @@ fn ranks_have_their_slices() {
     }
 }
 
+/// An embedding with fewer rows than the model's, of which the second of two ranks has none.
+#[test]
+fn adapters_may_know_fewer_tokens() {
+    const KNOWN: usize = 30;
+    let Family { base, adapters, .. } = Family::read(UNTIED);
+    let from = &adapters[1];
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::copy(from.join("adapter_config.json"), dir.path().join("adapter_config.json")).expect("copied");
+    let mut tensors = read(&from.join("adapter_model.safetensors"));
+    for Tensor { shape, values } in tensors.values_mut() {
+        match shape[..] {
+            [67, width] => values.truncate(KNOWN * width),
+            [_, 67] => *values = values.chunks(67).flat_map(|row| &row[..KNOWN]).copied().collect(),
+            _ => {}
+        }
+        shape.iter_mut().filter(|size| **size == 67).for_each(|size| *size = KNOWN);
+    }
+    write(&tensors, &dir.path().join("adapter_model.safetensors"));
+    let scripts = [Script { prompt: (0..KNOWN as u32).collect(), forced: None, steps: 8 }];
+    let outcome = |rank: (usize, usize), group: &mut dyn Collective| {
+        let mut runner = load(&base, Setup { rank, ..Setup::new(DType::F32) }, ROOM);
+        put(&mut *runner, 0, dir.path());
+        run(&mut *runner, group, &scripts, &[Some(0)], MIXED).remove(0)
+    };
+    let alone = outcome((0, 1), &mut Solo);
+    assert!(alone.greedy.iter().all(|token| (*token as usize) < KNOWN), "{:?}", alone.greedy);
+    assert_eq!(alone.logits[0][KNOWN..], [f32::NEG_INFINITY; VOCAB - KNOWN]);
+    let _alone = engine::one_group_at_a_time();
+    let outcome = &outcome;
+    let over_ranks = thread::scope(|scope| {
+        let rank = |(rank, mut channels)| scope.spawn(move || outcome((rank, 2), &mut channels));
+        let ranks: Vec<_> = Threads::group(2).into_iter().enumerate().map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank").greedy).collect::<Vec<_>>()
+    });
+    assert_eq!(over_ranks, [alone.greedy.clone(), alone.greedy]);
+}
+
 #[test]
 fn how_many_tokens_an_adapter_knows_is_told() {
     let Family { base, adapters, .. } = Family::read(UNTIED);

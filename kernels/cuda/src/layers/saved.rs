@@ -51,7 +51,8 @@ impl SavedMatrices {
         let count = bytes(std::iter::once(matrix.map_or(0, |matrix| 1 + shape.rows_of(matrix) as u32)));
         let to = place(counts, count.len());
         let room = shape.rows * shape.cols * shape.dtype.size();
-        let numbers = matrix.map(|matrix| Extent { bytes: matrix.bytes.into(), to: place(matrices, room) });
+        let has_rows = matrix.filter(|matrix| !matrix.bytes.is_empty());
+        let numbers = has_rows.map(|matrix| Extent { bytes: matrix.bytes.into(), to: place(matrices, room) });
         numbers.into_iter().chain([Extent { bytes: count.into(), to }])
     }
 

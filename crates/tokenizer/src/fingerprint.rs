@@ -30,12 +30,12 @@ const MAKE: usize = 6;
 /// # Errors
 /// When a file cannot be read.
 pub fn fingerprint(dir: &Path) -> Result<Option<String>, TokenizerError> {
-    let is_there = |name: &&str| dir.join(name).is_file();
-    if !FILES[..MAKE].iter().any(|name| is_there(&name)) {
+    let is_there = |name: &str| dir.join(name).is_file();
+    if !FILES[..MAKE].iter().any(|name| is_there(name)) {
         return Ok(None);
     }
     let mut hash = Sha256::new();
-    for name in FILES.iter().filter(|name| is_there(name)) {
+    for name in FILES.into_iter().filter(|name| is_there(name)) {
         hash.update(format!("{name} {:x}\n", Sha256::digest(read(&dir.join(name))?)));
     }
     Ok(Some(format!("{:x}", hash.finalize())))

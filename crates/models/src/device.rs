@@ -9,10 +9,12 @@
 //! Networks on one device run one after the other, each step whole: a target and its draft, an encoder and its decoder.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use collectives::{Collective, CollectiveError};
 use kernels::ops::{
     AttentionKernels, Backend, CaptureOwner, CommError, DeviceMemory, ExchangeFailed, RankPlacement, StageLink, Timing,
+    Wait,
 };
 use kernels::sample::{SampleParams, Sampled, Ticket};
 
@@ -249,6 +251,24 @@ impl Device {
     /// Waits for what a first step is sure to need: see [`kernels::ops::Device::await_first_kernels`].
     pub fn await_first_kernels(&mut self) {
         self.backend.await_first_kernels();
+    }
+
+    /// Whether first steps take longer than later ones: see [`kernels::ops::Device::has_cold_steps`].
+    pub fn has_cold_steps(&self) -> bool {
+        self.backend.has_cold_steps()
+    }
+
+    /// Loads what steps of other sizes will need, for so long at most; whether that was all: see
+    /// [`kernels::ops::Device::load_ahead`].
+    pub fn load_ahead(&mut self, most: Duration) -> bool {
+        // What buffers held is lost.
+        self.newest = None;
+        self.backend.load_ahead(most)
+    }
+
+    /// What the host waited for since the last call: see [`kernels::ops::Device::take_waits`].
+    pub fn take_waits(&mut self) -> Vec<Wait> {
+        self.backend.take_waits()
     }
 
     /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No

@@ -31,7 +31,7 @@ mod whole_step;
 pub use comm::ranks::AllReduce;
 pub use error::OpenError;
 pub use jit::compile_queue::{Compilation, Compilations};
-pub use jit::compiler::{Filled, Made};
+pub use jit::compiler::{Filled, FirstKernels};
 pub use jit::prebuilt::fill_cache;
 pub use options::{
     AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, LinearAttention, SelectiveScan, WholeSteps,
@@ -84,7 +84,7 @@ pub struct CudaBackend {
     /// First to be dropped: a kernel that waits for another rank would keep the device from ending.
     ranks: Option<Ranks>,
     device: Device,
-    made: Made,
+    first: FirstKernels,
     acts: ActivationBuffers,
     batch: batch::Batch,
     slots: sampling::Slots,
@@ -131,7 +131,7 @@ impl CudaBackend {
         let cache = options.kernel_cache.as_deref();
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks)));
         let nccl = nccl.transpose().map_err(OpenError::Library)?;
-        let (mut device, made) = Device::open(options.ordinal, &options.folders, cache)?;
+        let (mut device, first) = Device::open(options.ordinal, &options.folders, cache)?;
         let blas = Blas::open(&options.folders, &mut device)?;
         let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.gemms));
         let attention = Attention::new(options.attention, options.cascade);
@@ -139,7 +139,7 @@ impl CudaBackend {
         Ok(Self {
             ranks: nccl.map(|(nccl, options)| Ranks::new(nccl, options)),
             device,
-            made,
+            first,
             acts: ActivationBuffers::default(),
             batch: batch::Batch::default(),
             slots: sampling::Slots::default(),
@@ -176,9 +176,9 @@ impl CudaBackend {
         self.device.compilations()
     }
 
-    /// What it took to have its kernels when it was opened.
-    pub fn made(&self) -> &Made {
-        &self.made
+    /// What it takes to have its first kernels, as it was when it was opened.
+    pub fn first_kernels(&self) -> &FirstKernels {
+        &self.first
     }
 
     /// Queues products with experts; false, and nothing happens, where they cannot be gated at once.

@@ -30,7 +30,7 @@ pub use attention::{
 pub use batch::{Batch, RowMeans, RowSelection, Sequence};
 pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};
 pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement, StageLink};
-pub use device::{Device, DeviceMemory, Timing};
+pub use device::{Device, DeviceMemory, Timing, Wait, WaitFor};
 pub use handles::{Act, ExpertRouting, HeadScales, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::{
     ALL_COLUMNS, CodeBits, ColumnOrder, Encoding, GgmlBlocks, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,

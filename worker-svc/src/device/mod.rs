@@ -5,7 +5,7 @@ mod telemetry;
 
 use anyhow::{anyhow, bail};
 use kernels::{cpu::CpuBackend, ops::Backend};
-use kernels_cuda::{Compilations, CudaBackend, CudaOptions, Made, OpenError};
+use kernels_cuda::{Compilations, CudaBackend, CudaOptions, FirstKernels, OpenError};
 use proto::DeviceKind;
 use tracing::{info, warn};
 
@@ -64,14 +64,9 @@ fn gpu(options: &CudaOptions) -> Result<CudaBackend, OpenError> {
         ),
     }
     let backend = CudaBackend::open(options)?;
-    let Made { filled, took, unkept } = backend.made();
-    if filled.compiled > 0 {
-        info!(
-            compiled = filled.compiled,
-            cached = filled.cached,
-            seconds = took.as_secs_f64(),
-            "GPU kernels are ready"
-        );
+    let FirstKernels { compiling, cached, unkept } = backend.first_kernels();
+    if *compiling > 0 {
+        info!(compiling, cached, "GPU kernels are compiled while the model is loaded");
     }
     if let Some(reason) = unkept {
         warn!(

@@ -2,9 +2,10 @@
 //! it, which takes rows of the residual stream from the stage before, and gives them to the next.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use collectives::Collective;
-use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Taken, Timing};
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Taken, Timing, Wait};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 use super::{PooledRows, PooledStep, Runner};
@@ -134,6 +135,18 @@ impl Runner for Decoder {
 
     fn await_first_kernels(&mut self) {
         self.device.await_first_kernels();
+    }
+
+    fn has_cold_steps(&self) -> bool {
+        self.device.has_cold_steps()
+    }
+
+    fn load_ahead(&mut self, most: Duration) -> bool {
+        self.device.load_ahead(most)
+    }
+
+    fn take_waits(&mut self) -> Vec<Wait> {
+        self.device.take_waits()
     }
 
     fn warm_up(&mut self) -> bool {

@@ -5,9 +5,10 @@ mod echo;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use collectives::Collective;
-use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Taken, Timing};
+use kernels::ops::{Batch, CaptureError, CaptureSize, DeviceMemory, StepPreference, Taken, Timing, Wait};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use model_spec::ModelSpec;
 
@@ -120,8 +121,9 @@ pub trait Runner: Send {
         None
     }
 
-    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
-    /// in flight. The inner error says why steps cannot be captured; they run all the same.
+    /// Captures a step; steps in flight go on meanwhile. One that has not run is run instead, which needs room for a
+    /// step in flight, and is then the next to capture. The inner error says why steps cannot be captured; they run all
+    /// the same.
     fn capture(
         &mut self,
         step: CaptureSize,
@@ -133,6 +135,23 @@ pub trait Runner: Send {
 
     /// Waits for what a first step is sure to need: see [`kernels::ops::Device::await_first_kernels`].
     fn await_first_kernels(&mut self) {}
+
+    /// Whether first steps take longer than later ones: see [`kernels::ops::Device::has_cold_steps`].
+    fn has_cold_steps(&self) -> bool {
+        false
+    }
+
+    /// Loads what steps of other sizes will need, for so long at most; whether that was all: see
+    /// [`kernels::ops::Device::load_ahead`].
+    fn load_ahead(&mut self, most: Duration) -> bool {
+        let _ = most;
+        true
+    }
+
+    /// What the host waited for since the last call: see [`kernels::ops::Device::take_waits`].
+    fn take_waits(&mut self) -> Vec<Wait> {
+        Vec::new()
+    }
 
     /// Does a piece of what later steps would otherwise wait for (compiling, autotuning); whether there may be more. No
     /// step may be in flight: see [`kernels::ops::Device::warm_up`].

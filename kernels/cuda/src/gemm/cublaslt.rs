@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::error::OpenError;
 use cudarc::cublaslt::result::{self, CublasError};
@@ -17,7 +18,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::runtime::context::{Context, Memory};
 use crate::runtime::device::Device;
 use crate::runtime::libraries::Folders;
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::{DType, Epilogue, WaitFor};
 
 /// More than NVIDIA advises for Hopper (32 MiB), and than any device's cache holds, which is overwritten with it before
 /// something is timed.
@@ -116,12 +117,14 @@ impl Blas {
             if self.plans.len() >= MOST_PLANS {
                 self.plans.clear();
             }
+            let start = Instant::now();
             let plan = Plan::new(key).ok().and_then(|plan| {
                 let possible = wanted.filter(|algorithm| plan.allows(self.handle, algorithm));
                 let algorithm = possible.or_else(|| plan.algorithms(self.handle, 1).into_iter().next())?;
                 Some((plan, algorithm))
             });
             self.plans.insert(key, plan);
+            device.note_wait(WaitFor::Loading, start, || format!("cuBLASLt's choice for {key:?}"));
         }
         let Some(Some((plan, algorithm))) = self.plans.get(&key) else { return false };
         let (handle, workspace) = (self.handle, &self.workspace);

@@ -13,6 +13,7 @@ use crate::layers::lora_mma::{GateAdapters, Half};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Shape, args};
 use crate::runtime::tensor_map::{tensor_map, tensor_map_of_groups};
+use crate::weights::Weights;
 use kernels::ops::{Activation, DType, Epilogue};
 
 /// Rows of `x` that the kernel is compiled for.
@@ -229,6 +230,20 @@ pub(crate) fn adapted_specials(facts: Facts, [n, k]: [usize; 2], dtype: DType) -
     let few = ROWS.into_iter().filter(|rows| *rows <= FEW_ROWS);
     let configs = few.filter_map(|rows| Config::of(rows, [n, k], true, facts.multiprocessors));
     configs.map(|config| config.special(dtype, Some(silu)).with("ADAPTED", 1)).collect()
+}
+
+/// Kernels that a first prompt of few rows waits for, since no other does parts of norms: before products whose input
+/// is narrow, and after those whose output is.
+pub(crate) fn first_specials(facts: Facts, w: &Weights) -> Vec<Special> {
+    let (is_small, shape) = (w.rows <= SMALL || w.cols <= SMALL, [w.rows, w.cols]);
+    if !is_small || facts.arch != HOPPER || !w.cols.is_multiple_of(CHUNK) || !w.rows.is_multiple_of(2 * GROUP) {
+        return Vec::new();
+    }
+    // Wider ones by far are gated.
+    let is_gated = w.rows >= 4 * w.cols;
+    let function = is_gated.then(|| Function::from(Activation::Silu));
+    let config = Config::of(LEAST_ROWS, shape, is_gated, facts.multiprocessors);
+    config.map(|config| config.special(w.dtype, function)).into_iter().collect()
 }
 
 /// What is compiled ahead: the products of usual layers, and gates are nearly always SiLU.

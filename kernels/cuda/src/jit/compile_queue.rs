@@ -7,12 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::jit::compiler::Compiler;
+use crate::jit::compiler::{Compiler, MOST_THREADS};
 use crate::jit::sources::Source;
 use crate::runtime::arch::Arch;
-
-/// Kernels made at a time, at most: each compilation takes a core and some 100 MB.
-const MOST_BENCHES: usize = 8;
 
 /// Whether kernels are being compiled now, for whoever watches over a step that may wait for one. Cloning shares.
 #[derive(Clone, Debug, Default)]
@@ -91,6 +88,7 @@ impl Shelf {
 
     /// What a thread does: one order after the other, until there is none.
     fn work(&self, make: &Make) {
+        yield_to_others();
         let mut orders = self.lock();
         while let Some(source) = orders.begin() {
             drop(orders);
@@ -104,9 +102,24 @@ impl Shelf {
     }
 }
 
+/// Threads on a machine with so many hardware threads. Two of these on one core slow each other down, and a start waits
+/// for its longest file; a small machine has no time to lose.
+fn benches(hardware_threads: usize) -> usize {
+    const FEW: usize = 4;
+    (hardware_threads / 2).max(hardware_threads.min(FEW)).min(MOST_THREADS)
+}
+
+/// Gives this thread a low priority: with one on every core, steps and whoever serves requests would wait for them.
+fn yield_to_others() {
+    const NICENESS: i32 = 10;
+    // A thread that keeps its priority compiles all the same.
+    // SAFETY: the call takes numbers alone; 0 is the calling thread, as Linux has it.
+    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
+}
+
 impl CompileQueue {
     pub(crate) fn new(compiler: Compiler, arch: Arch) -> Self {
-        let benches = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_BENCHES);
+        let benches = benches(std::thread::available_parallelism().map_or(1, usize::from));
         let compilations = Compilations::default();
         let counted = compilations.clone();
         let make = move |source: Source| {
@@ -208,6 +221,11 @@ mod tests {
         assert!(compilations.are_under_way());
         drop(second);
         assert!(!compilations.are_under_way());
+    }
+
+    #[test]
+    fn large_machines_leave_half_of_their_hardware_threads_alone() {
+        assert_eq!([1, 2, 4, 6, 8, 16, 64].map(benches), [1, 2, 4, 4, 4, 8, 16]);
     }
 
     fn special(size: usize) -> Source {

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::jit::cache::Cache;
 use crate::jit::nvrtc::Nvrtc;
@@ -11,8 +10,8 @@ use crate::jit::sources::{self, Source};
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 
-/// Threads that compile at most, each of which takes some 100 MB.
-const MOST_THREADS: usize = 16;
+/// Threads that compile at most, each of which takes a core and some 100 MB.
+pub(crate) const MOST_THREADS: usize = 16;
 
 /// The machine code of a file.
 pub(crate) struct Compiled {
@@ -39,13 +38,13 @@ pub struct Filled {
     pub cached: usize,
 }
 
-/// What it took to have a device's kernels.
+/// What it takes to have a device's first kernels.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Made {
-    /// How many were compiled.
-    pub filled: Filled,
-    /// How long that took.
-    pub took: Duration,
+pub struct FirstKernels {
+    /// Files that are being compiled since it was opened.
+    pub compiling: usize,
+    /// Files that were there.
+    pub cached: usize,
     /// Why the next process compiles them again, if it has to.
     pub unkept: Option<String>,
 }
@@ -63,41 +62,51 @@ impl Compiler {
         Ok(Self { cache: Some(cache), nvrtc: Ok(nvrtc), unkept: OnceLock::new() })
     }
 
+    /// Why what is compiled cannot be kept, if it cannot.
+    pub(crate) fn cannot_keep(&self) -> Option<String> {
+        self.cache.as_ref().and_then(|cache| cache.check().err())
+    }
+
     /// Why something that was compiled so far will be compiled again by the next process, if that is so.
     pub(crate) fn unkept(&self) -> Option<&str> {
         self.unkept.get().map(String::as_str)
     }
 
-    /// The kernels that every start has; and how many were compiled or cached.
-    pub(crate) fn first(&self, arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
-        self.several(&sources::first(), arch)
+    /// What is cached of the kernels that every start has; and those that are to be compiled, the longest first. Fails
+    /// where they cannot be.
+    pub(crate) fn first(&self, arch: Arch) -> Result<(Vec<Compiled>, Vec<Source>), String> {
+        self.check_knows(arch)?;
+        let sources = sources::first();
+        let found = each(&sources, |source| self.cached(source, arch));
+        let (mut cached, mut missing) = (Vec::new(), Vec::new());
+        for (source, found) in found {
+            match found {
+                Some(cubin) => cached.push(Compiled { name: source.name, cubin }),
+                None => missing.push(source),
+            }
+        }
+        missing.sort_by_key(Source::turn);
+        if let (false, Err(reason)) = (missing.is_empty(), &self.nvrtc) {
+            return Err(cannot_compile(arch, reason));
+        }
+        Ok((cached, missing))
     }
 
-    /// Several at a time.
-    pub(crate) fn several(&self, sources: &[Source], arch: Arch) -> Result<(Vec<Compiled>, Filled), String> {
-        if let Ok(nvrtc) = &self.nvrtc {
-            nvrtc.check_knows(arch)?;
-        }
+    /// Several at a time; how many were compiled or cached.
+    pub(crate) fn several(&self, sources: &[Source], arch: Arch) -> Result<Filled, String> {
+        self.check_knows(arch)?;
         let mut sources = sources.to_vec();
         sources.sort_by_key(Source::turn);
-        let (next, compiled) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let results = Mutex::new(Vec::with_capacity(sources.len()));
-        let work = || {
-            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let one = self.one(*source, arch).map(|(cubin, fresh)| {
-                    compiled.fetch_add(usize::from(fresh), Ordering::Relaxed);
-                    Compiled { name: source.name, cubin }
-                });
-                results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(one);
-            }
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-        let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let all: Vec<Compiled> = results.into_iter().collect::<Result<_, _>>()?;
-        let compiled = compiled.into_inner();
-        let cached = all.len() - compiled;
-        Ok((all, Filled { compiled, cached }))
+        let mut filled = Filled::default();
+        for (_, made) in each(&sources, |source| self.one(source, arch)) {
+            let (_, fresh) = made?;
+            *(if fresh { &mut filled.compiled } else { &mut filled.cached }) += 1;
+        }
+        Ok(filled)
+    }
+
+    fn check_knows(&self, arch: Arch) -> Result<(), String> {
+        self.nvrtc.as_ref().map_or(Ok(()), |nvrtc| nvrtc.check_knows(arch))
     }
 
     /// What the cache has of a file.
@@ -111,8 +120,7 @@ impl Compiler {
         if let Some(cubin) = self.cached(source, arch) {
             return Ok((cubin, false));
         }
-        let nvrtc =
-            self.nvrtc.as_ref().map_err(|reason| format!("kernels must be compiled for {arch}, but {reason}"))?;
+        let nvrtc = self.nvrtc.as_ref().map_err(|reason| cannot_compile(arch, reason))?;
         let cubin = nvrtc.compile(source, arch)?;
         // A cache that cannot be written costs time at the next start and nothing else.
         let put = self.cache.as_ref().map_or(Ok(()), |cache| cache.put(source, arch, &nvrtc.version, &cubin));
@@ -121,4 +129,22 @@ impl Compiler {
         }
         Ok((cubin, true))
     }
+}
+
+/// Does something with each source, on several threads; in no order.
+fn each<T: Send>(sources: &[Source], work: impl Fn(Source) -> T + Sync) -> Vec<(Source, T)> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(sources.len())));
+    let run = || {
+        while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let done = work(*source);
+            results.lock().unwrap_or_else(PoisonError::into_inner).push((*source, done));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn cannot_compile(arch: Arch, reason: &str) -> String {
+    format!("kernels must be compiled for {arch}, but {reason}")
 }

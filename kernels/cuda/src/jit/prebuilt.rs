@@ -37,7 +37,7 @@ pub fn fill_cache(
     for arch in archs {
         let sources = sources(*arch);
         begin(*arch, sources.len());
-        let (_, part) = compiler.several(&sources, *arch)?;
+        let part = compiler.several(&sources, *arch)?;
         filled = Filled { compiled: filled.compiled + part.compiled, cached: filled.cached + part.cached };
     }
     match compiler.unkept() {

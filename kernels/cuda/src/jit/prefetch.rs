@@ -10,7 +10,7 @@ use crate::attention::backend::Selected;
 use crate::attention::layer::{AttentionTypes, HeadDims};
 use crate::comm::peers;
 use crate::gemm::table::Facts;
-use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny};
+use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k};
 use crate::jit::sources::Need;
 use crate::jit::specialization::{LOWEST, Special};
 use crate::latent::{attention_latent, head_matmul_mma};
@@ -72,12 +72,16 @@ impl CudaBackend {
         }
     }
 
-    /// Waits until attention's kernels are compiled, for a while.
+    /// Loads the kernels that every start has, and attention's, for which it waits a while.
     pub(crate) fn await_first(&mut self) {
         const MOST: Duration = Duration::from_secs(10);
+        self.device.bind();
+        self.device.load_first();
         let start = Instant::now();
         for special in std::mem::take(&mut self.first_needed) {
-            self.device.is_compiled(special, MOST.saturating_sub(start.elapsed()));
+            if self.device.is_compiled(special, MOST.saturating_sub(start.elapsed())) {
+                self.device.load(special);
+            }
         }
     }
 }
@@ -106,5 +110,6 @@ fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Vec::new();
     }
-    matmul_skinny::specials(device.context.arch, [w.rows, w.cols], w.dtype)
+    let few = matmul_skinny::specials(device.context.arch, [w.rows, w.cols], w.dtype);
+    few.into_iter().chain(matmul_split_k::first_specials(Facts::of(device), w)).collect()
 }

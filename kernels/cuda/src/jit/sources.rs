@@ -85,6 +85,12 @@ impl Source {
         KERNELS.iter().find(|source| source.name == name).copied()
     }
 
+    /// For people: the file, and the macros it is compiled with.
+    pub(crate) fn title(&self) -> String {
+        let options = self.special.map(|special| special.options()).unwrap_or_default();
+        std::iter::once(self.name.to_owned()).chain(options).collect::<Vec<_>>().join(" ")
+    }
+
     /// When it is compiled, of several: as a key to sort by.
     pub(crate) fn turn(&self) -> usize {
         LONG.iter().position(|name| *name == self.name).unwrap_or(LONG.len())

@@ -7,7 +7,7 @@ mod launches;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::OpenError;
 use cudarc::driver::result::{self, DriverError};
@@ -15,14 +15,15 @@ use cudarc::driver::sys;
 
 use crate::graph::cuda_graph::{self, Graph};
 use crate::jit::compile_queue::CompileQueue;
-use crate::jit::compiler::{Compiler, Made};
+use crate::jit::compiler::{Compiler, FirstKernels};
+use crate::jit::sources::Source;
 use crate::jit::specialization::Special;
 use crate::runtime::context::{
     Beside, Context, Event, Memory, Pinned, copy_beside, copy_in_background, explain, load_module,
 };
 use crate::runtime::libraries::Folders;
 use crate::runtime::profile::Profile;
-use kernels::ops::{CaptureError, Timing};
+use kernels::ops::{CaptureError, Timing, Wait, WaitFor};
 use launch::Module;
 pub(crate) use launch::{Argument, MOMENT, Name, Shape, args};
 
@@ -43,7 +44,15 @@ pub(crate) struct Device {
     fault: Option<String>,
     capturing: Option<Capturing>,
     profile: Option<Profile>,
+    /// What the host waited for, until somebody asks.
+    waits: Vec<Wait>,
+    /// Kernels that every start has, and that were to be compiled.
+    first: Vec<Source>,
 }
+
+/// Waits that are worth telling of, and how many are kept.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const MOST_WAITS: usize = 256;
 
 /// What is queued is recorded instead of run.
 #[derive(Default)]
@@ -53,20 +62,26 @@ struct Capturing {
 }
 
 impl Device {
-    /// Opens a GPU and loads its kernels; several starts may share the cache. Says also what it took to have them.
-    pub(crate) fn open(ordinal: u32, folders: &Folders, cache: Option<&Path>) -> Result<(Self, Made), OpenError> {
+    /// Opens a GPU and loads those of its first kernels that are cached; several starts may share the cache. The others
+    /// are compiled from here on, and loaded when they are needed, or by [`Self::load_first`].
+    pub(crate) fn open(
+        ordinal: u32,
+        folders: &Folders,
+        cache: Option<&Path>,
+    ) -> Result<(Self, FirstKernels), OpenError> {
         let context = Context::open(ordinal)?;
         let compiler = Compiler::new(folders, cache);
-        let start = Instant::now();
-        let (compiled, filled) = compiler.first(context.arch).map_err(OpenError::Kernel)?;
-        let made = Made { filled, took: start.elapsed(), unkept: compiler.unkept().map(str::to_owned) };
+        let (cached, missing) = compiler.first(context.arch).map_err(OpenError::Kernel)?;
+        let unkept = if missing.is_empty() { None } else { compiler.cannot_keep() };
+        let first = FirstKernels { compiling: missing.len(), cached: cached.len(), unkept };
         let mut modules = HashMap::new();
-        for file in compiled {
+        for file in cached {
             let failed = |error| OpenError::Kernel(format!("kernel {}: {}", file.name, explain(error)));
             let module = load_module(&file.cubin).map_err(failed)?;
             modules.insert(file.name, module);
         }
         let compile_queue = CompileQueue::new(compiler, context.arch);
+        missing.iter().for_each(|source| compile_queue.order(*source));
         let device = Self {
             context,
             modules,
@@ -79,8 +94,23 @@ impl Device {
             fault: None,
             capturing: None,
             profile: None,
+            waits: Vec::new(),
+            first: missing,
         };
-        Ok((device, made))
+        Ok((device, first))
+    }
+
+    /// The host has waited since `start`.
+    pub(crate) fn note_wait(&mut self, reason: WaitFor, start: Instant, name: impl FnOnce() -> String) {
+        let took = start.elapsed();
+        if took >= SHORTEST_WAIT && self.waits.len() < MOST_WAITS {
+            self.waits.push(Wait { reason, name: name(), took });
+        }
+    }
+
+    /// What it has waited for since the last call.
+    pub(crate) fn take_waits(&mut self) -> Vec<Wait> {
+        std::mem::take(&mut self.waits)
     }
 
     pub(crate) fn fault(&self) -> Option<&str> {
@@ -131,7 +161,7 @@ impl Device {
         name: impl Fn() -> String,
         run: impl FnOnce(&Arc<Context>) -> Result<(), DriverError>,
     ) {
-        let (mut profile, runs) = (self.profile.take(), !self.is_capturing());
+        let (mut profile, runs, start) = (self.profile.take(), !self.is_capturing(), Instant::now());
         self.attempt(
             || format!("kernel {}", name()),
             |context| match &mut profile {
@@ -139,6 +169,7 @@ impl Device {
                 _ => run(context),
             },
         );
+        self.note_wait(WaitFor::Driver, start, name);
         self.profile = profile;
     }
 

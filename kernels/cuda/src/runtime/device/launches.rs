@@ -1,7 +1,7 @@
 //! Launches: kernels by name or compiled for a shape, one after the other, early, or all blocks at once.
 
 use std::ffi::CString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
 
@@ -11,6 +11,7 @@ use crate::jit::compile_queue::Compilations;
 use crate::jit::sources::{Need, Source};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::context::{Context, explain, load_module};
+use kernels::ops::WaitFor;
 
 /// Per cent of the shared memory that a multiprocessor may have, for kernels that count on its cache.
 const SHARED_BESIDE_CACHE: i32 = 28;
@@ -198,6 +199,13 @@ impl Device {
         missing.for_each(|source| self.compile_queue.order(source));
     }
 
+    /// Loads the kernels that every start has, once they are compiled.
+    pub(crate) fn load_first(&mut self) {
+        for source in std::mem::take(&mut self.first) {
+            self.module(source.name);
+        }
+    }
+
     /// Whether kernels are being compiled, for other threads.
     pub(crate) fn compilations(&self) -> Compilations {
         self.compile_queue.compilations()
@@ -269,9 +277,24 @@ impl Device {
         Some(function)
     }
 
+    /// A kernel's code, which is waited for.
+    fn compiled(&mut self, source: Source) -> Result<Vec<u8>, String> {
+        let start = Instant::now();
+        let made = self.compile_queue.take(source);
+        self.note_wait(WaitFor::Compiler, start, || source.title());
+        made
+    }
+
     fn make_special(&mut self, special: Special) -> Option<Module> {
-        let cubin = self.compile_queue.take(Source::of(special)).ok()?;
-        let module = load_module(&cubin).ok()?;
+        let cubin = self.compiled(Source::of(special)).ok()?;
+        let start = Instant::now();
+        let module = Self::load_special(&cubin, special);
+        self.note_wait(WaitFor::Loading, start, || Source::of(special).title());
+        module
+    }
+
+    fn load_special(cubin: &[u8], special: Special) -> Option<Module> {
+        let module = load_module(cubin).ok()?;
         let symbol = CString::new(special.file).expect("names hold no NUL");
         // SAFETY: the module is loaded in the current context.
         let function = unsafe { result::module::get_function(module, symbol) }.ok()?;
@@ -291,10 +314,12 @@ impl Device {
         if let Some(function) = self.functions.get(&name) {
             return Some(*function);
         }
-        let module = self.module(name)?;
-        let symbol = CString::new(name.symbol()).expect("names hold no NUL");
+        let module = self.module(name.file)?;
+        let (symbol, start) = (CString::new(name.symbol()).expect("names hold no NUL"), Instant::now());
         // SAFETY: the module is loaded in the current context.
-        match unsafe { result::module::get_function(module, symbol) } {
+        let found = unsafe { result::module::get_function(module, symbol) };
+        self.note_wait(WaitFor::Loading, start, || name.symbol());
+        match found {
             Ok(function) => Some(*self.functions.entry(name).or_insert(function)),
             Err(error) => {
                 self.fail(format!(
@@ -307,24 +332,26 @@ impl Device {
         }
     }
 
-    /// The module of a file, which is loaded now where only some models need it.
-    fn module(&mut self, name: Name) -> Option<sys::CUmodule> {
-        if let Some(module) = self.modules.get(name.file) {
+    /// The module of a file, which is loaded now where it was to be compiled or only some models need it.
+    fn module(&mut self, file: &'static str) -> Option<sys::CUmodule> {
+        if let Some(module) = self.modules.get(file) {
             return Some(*module);
         }
-        let Some(source) = Source::as_it_is(name.file) else {
-            self.fail(format!("{} has no CUDA kernel yet; start with --device cpu", name.symbol()));
+        let Some(source) = Source::as_it_is(file) else {
+            self.fail(format!("{file} has no CUDA kernel yet; start with --device cpu"));
             return None;
         };
-        if self.refuse(|| format!("a step needs {}, which was not loaded before", name.file)) {
+        if self.refuse(|| format!("a step needs {file}, which was not loaded before")) {
             return None;
         }
-        let made = self.compile_queue.take(source);
+        let made = self.compiled(source);
+        let start = Instant::now();
         let loaded = made.and_then(|cubin| load_module(&cubin).map_err(explain));
+        self.note_wait(WaitFor::Loading, start, || source.title());
         match loaded {
-            Ok(module) => Some(*self.modules.entry(name.file).or_insert(module)),
+            Ok(module) => Some(*self.modules.entry(file).or_insert(module)),
             Err(reason) => {
-                self.fail(format!("kernel {}: {reason}", name.file));
+                self.fail(format!("kernel {file}: {reason}"));
                 None
             }
         }

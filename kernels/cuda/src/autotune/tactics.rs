@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::gemm::cublaslt::{self, Algorithm};
 use crate::jit::cache::{self, digest};
-use crate::jit::sources::{SPECIAL, headers};
+use crate::jit::sources::{KERNELS, SPECIAL, headers};
 use crate::layers::elementwise::Function;
 use crate::options::GemmTactics;
 use crate::runtime::context::{Context, driver_version};
@@ -131,6 +131,10 @@ impl TacticCache {
     /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a
     /// fiftieth of its time to it.
     const REST: u32 = 49;
+    /// How long a step that measures is held up, if no single tactic takes longer.
+    const PIECE: Duration = Duration::from_millis(5);
+    /// A server that had no time to measure for so long is busy, and steps measure.
+    const BUSY: Duration = Duration::from_secs(1);
 
     pub(crate) fn new(context: &Context, cache: Option<&Path>, gemms: GemmTactics) -> Self {
         let driver = driver_version().unwrap_or_default();
@@ -177,6 +181,22 @@ impl TacticCache {
             GemmTactics::Autotuned => self.idle || asked_before() && rested(),
             GemmTactics::Library | GemmTactics::Wgmma | GemmTactics::SplitK => false,
         }
+    }
+
+    /// Whether a product that measures has held its step up long enough: a later one goes on.
+    pub(crate) fn is_enough(&self, took: Duration) -> bool {
+        !self.idle && self.gemms != GemmTactics::AutotunedAtOnce && took >= Self::PIECE
+    }
+
+    /// There was time to measure while nobody waited: for a while, steps need not.
+    pub(crate) fn was_idle(&mut self, now: Instant) {
+        self.rest_until = self.rest_until.max(now.checked_add(Self::BUSY));
+    }
+
+    /// Problems that were asked for so far were asked for by nobody.
+    pub(crate) fn forget_asked(&mut self) {
+        self.missing.clear();
+        self.wanted.clear();
     }
 
     /// A product was held up for so long, until now, to measure its problem.
@@ -248,6 +268,28 @@ impl TacticCache {
         }
     }
 
+    /// For how many of its lengths a step is one kernel, if that was measured on this machine.
+    pub(crate) fn step(&self, step: &str) -> Option<usize> {
+        let title = self.step_title(step);
+        let stored = self.cache.as_ref()?.content(&step_file(&title))?;
+        let mut lines = std::str::from_utf8(&stored).ok()?.lines();
+        lines.next().filter(|line| *line == title).and_then(|_| lines.next()?.parse().ok())
+    }
+
+    /// Keeps that for the next process.
+    pub(crate) fn keep_step(&self, step: &str, wins: usize) {
+        if let Some(cache) = &self.cache {
+            let title = self.step_title(step);
+            // What cannot be written is measured again at the next start.
+            let _ = cache.store(&step_file(&title), format!("{title}\n{wins}\n").as_bytes());
+        }
+    }
+
+    fn step_title(&self, step: &str) -> String {
+        let all = digest(KERNELS.iter().chain(SPECIAL).map(|source| source.text));
+        format!("{step}; all kernels {all}; {}", self.machine)
+    }
+
     fn title(&self, problem: GemmProblem) -> String {
         format!("{problem}; {}", self.machine)
     }
@@ -257,13 +299,15 @@ impl TacticCache {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kernels::ops::Epilogue;
+fn step_file(title: &str) -> String {
+    format!("step-{}.tactic", digest([title].into_iter()))
+}
 
-    fn tactics(folder: &Path, machine: &str) -> TacticCache {
-        TacticCache {
+#[cfg(test)]
+impl TacticCache {
+    /// What a machine of this name keeps in a folder.
+    pub(crate) fn of_test(folder: &Path, machine: &str) -> Self {
+        Self {
             cache: Some(cache::Cache::new(folder)),
             machine: machine.to_owned(),
             known: HashMap::new(),
@@ -274,6 +318,16 @@ mod tests {
             idle: false,
             rest_until: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::ops::Epilogue;
+
+    fn tactics(folder: &Path, machine: &str) -> TacticCache {
+        TacticCache::of_test(folder, machine)
     }
 
     fn problem(rows: usize, gate: bool) -> GemmProblem {
@@ -328,6 +382,28 @@ mod tests {
         tactics.rest(took, now + 100 * took);
         tactics.begin(false);
         assert!(tactics.are_due(problem(64, false), now + 100 * took));
+    }
+
+    #[test]
+    fn steps_measure_in_pieces_and_not_where_there_is_idle_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut tactics, now) = (tactics(folder.path(), "one"), Instant::now());
+        tactics.get(problem(64, false));
+        tactics.begin(false);
+        assert!(tactics.are_due(problem(64, false), now));
+        assert!(tactics.is_enough(TacticCache::PIECE) && !tactics.is_enough(TacticCache::PIECE / 2));
+        tactics.was_idle(now);
+        assert!(!tactics.are_due(problem(64, false), now + TacticCache::BUSY / 2));
+        assert!(tactics.are_due(problem(64, false), now + TacticCache::BUSY));
+        // A longer rest stays.
+        tactics.rest(TacticCache::BUSY, now);
+        tactics.was_idle(now);
+        assert!(!tactics.are_due(problem(64, false), now + TacticCache::BUSY));
+        // Nobody waits for a dummy run.
+        tactics.begin(true);
+        assert!(!tactics.is_enough(TacticCache::BUSY));
+        tactics.forget_asked();
+        assert_eq!(tactics.take_wanted(), []);
     }
 
     #[test]

@@ -118,6 +118,7 @@ impl Matmul {
         let measured = race.measured();
         let tactic = measured.as_ref().map_or(Tactic::Default, |measured| tactics[measured.best]);
         self.tactics.settle(kind, tactic, measured.map(|measured| measured.text()).as_deref());
+        self.trials.remove(&kind);
         self.blas.forget(|key| GemmProblem::of(key, None) == kind);
         tactic != Tactic::Default
     }

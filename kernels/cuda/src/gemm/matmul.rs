@@ -1,12 +1,14 @@
 //! Runs a GEMM: asks the table of kernels (`table`) which one takes it, and the autotuner where that is measured.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::autotune::measure;
-use crate::autotune::tactics::{Tactic, TacticCache};
+use crate::autotune::tactics::{GemmProblem, Tactic, TacticCache};
+use crate::autotune::trial::Trial;
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::codes::{self, CodedInput};
 use crate::gemm::cublaslt::Blas;
@@ -20,8 +22,10 @@ use crate::runtime::activations::{Elements, View, cast};
 use crate::runtime::context::Memory;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::Weights;
-use kernels::ops::{DType, Epilogue};
+use kernels::ops::{DType, Epilogue, WaitFor};
 
+/// Trials that steps have begun, at most.
+const MOST_TRIALS: usize = 64;
 /// Tile of the SIMT kernel, and its threads.
 const TILE: usize = 64;
 const THREADS: usize = 256;
@@ -30,6 +34,8 @@ const THREADS: usize = 256;
 pub(crate) struct Matmul {
     pub(crate) blas: Blas,
     pub(crate) tactics: TacticCache,
+    /// Trials that steps have begun, and later ones go on with.
+    pub(crate) trials: HashMap<GemmProblem, Box<Trial>>,
     /// Inputs in another element type; grows to the largest.
     rounded: Option<Memory>,
     /// A packed matrix as 16-bit numbers, for products of many rows; as large as the largest.
@@ -42,7 +48,7 @@ pub(crate) struct Matmul {
 
 impl Matmul {
     pub(crate) fn new(blas: Blas, tactics: TacticCache) -> Self {
-        Self { blas, tactics, rounded: None, unpacked: None, reordered: None, gated: None }
+        Self { blas, tactics, trials: HashMap::new(), rounded: None, unpacked: None, reordered: None, gated: None }
     }
 
     /// Queues a product.
@@ -231,7 +237,7 @@ impl Matmul {
             let start = Instant::now();
             if self.tactics.are_due(problem, start) {
                 self.measure(device, product, gate);
-                self.tactics.rest(start.elapsed(), Instant::now());
+                device.note_wait(WaitFor::Tuning, start, || problem.to_string());
             }
             self.tactics.get(problem).unwrap_or_else(|| presumed(device, product, gate))
         })
@@ -246,18 +252,43 @@ impl Matmul {
         if gate.is_some() {
             // It is compared with the ungated product's best tactic.
             self.tuned(device, product, None);
+            if !self.is_known(product, None) {
+                return;
+            }
         }
         let rows = product.stretch(gate.map(|gate| gate.out));
         let gate = gate.map(|gate| Gate { out: View { rows: product.x.rows, ..gate.out }, ..gate });
         let (specials, most) = (self.specials(device, product, gate), self.tactics.patience());
-        if !specials.into_iter().all(|special| device.is_compiled(special, most)) {
-            product.set_rows(rows);
+        if specials.into_iter().all(|special| device.is_compiled(special, most)) {
+            self.try_tactics(device, product, gate);
+        }
+        product.set_rows(rows);
+    }
+
+    /// Goes on with a problem's trial, for as long as a step may be held up by it.
+    fn try_tactics(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) {
+        let problem = product.problem(gate);
+        if !self.trials.contains_key(&problem) && self.trials.len() >= MOST_TRIALS {
             return;
         }
-        let mut trial = self.trial(device, product, gate);
-        while self.turn(device, &mut trial, product, gate) {}
-        self.settle(trial);
-        product.set_rows(rows);
+        // What was queued before would be timed with the first turn, and is not held up.
+        device.synchronize();
+        let start = Instant::now();
+        let mut trial = match self.trials.remove(&problem) {
+            Some(trial) => trial,
+            None => Box::new(self.trial(device, product, gate)),
+        };
+        loop {
+            if !self.turn(device, &mut trial, product, gate) {
+                self.settle(*trial);
+                break;
+            }
+            if self.tactics.is_enough(start.elapsed()) {
+                self.trials.insert(problem, trial);
+                break;
+            }
+        }
+        self.tactics.rest(start.elapsed(), Instant::now());
     }
 
     /// Whether a product's tactic is known.

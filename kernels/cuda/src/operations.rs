@@ -17,14 +17,12 @@ use crate::jit::prefetch;
 use crate::jit::sources::Need;
 use crate::jit::specialization::HOPPER;
 use crate::layers::elementwise;
-use crate::layers::groups;
-use crate::layers::groups::{Group, HeadView};
+use crate::layers::groups::{self, Group, HeadView};
 use crate::layers::lora::{Lora, LoraTarget};
 use crate::moe::experts;
 use crate::moe::experts_codes;
 use crate::moe::experts_packed::PackedExperts;
-use crate::moe::routing;
-use crate::moe::routing::{Choices, ExpertStorage, Router};
+use crate::moe::routing::{self, Choices, ExpertStorage, Router};
 use crate::options::LinearAttention;
 use crate::recurrent;
 use crate::runtime::context;
@@ -42,7 +40,7 @@ use kernels::ops::{
     HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
     RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
-use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector};
+use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector, Wait};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 
 /// The handle of the element just pushed.
@@ -75,6 +73,18 @@ impl ops::Device for CudaBackend {
 
     fn await_first_kernels(&mut self) {
         self.await_first();
+    }
+
+    fn has_cold_steps(&self) -> bool {
+        true
+    }
+
+    fn load_ahead(&mut self, most: std::time::Duration) -> bool {
+        self.load_products(most)
+    }
+
+    fn take_waits(&mut self) -> Vec<Wait> {
+        self.device.take_waits()
     }
 
     fn warm_up(&mut self) -> bool {

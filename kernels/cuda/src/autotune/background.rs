@@ -1,7 +1,9 @@
 //! The background autotuner: while the worker is idle, a few milliseconds at a time, kernels are loaded and the tactics
 //! of GEMMs measured that steps would otherwise wait for, for all numbers of rows that a step can have.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant};
 
 use crate::CudaBackend;
 use crate::autotune::measure;
@@ -13,6 +15,7 @@ use crate::runtime::activations::View;
 use crate::runtime::device::{Device, MOMENT};
 use kernels::ops::{Activation, Epilogue, Matrix, Vector};
 
+const NOW: Duration = Duration::ZERO;
 /// Products of fewer rows are always done in the same tactic.
 const LEAST_ROWS: usize = 17;
 
@@ -80,6 +83,19 @@ impl TuningQueue {
         self.left.pop_first()
     }
 
+    /// Whether something is left to do for so many rows.
+    fn has(&self, rows: usize) -> bool {
+        self.left.iter().any(|task| bucket(task.rows) == bucket(rows))
+    }
+
+    /// All that is left, as a stack: powers of two first, then what lies in the middle between those, and so on.
+    fn coarse_to_fine(&self) -> Vec<Task> {
+        let mut all: Vec<Task> = self.left.iter().copied().collect();
+        all.sort_by_key(|task| (!task.rows.is_power_of_two(), Reverse(task.rows.trailing_zeros())));
+        all.reverse();
+        all
+    }
+
     /// A step has needed it.
     fn prefer(&mut self, site: usize, rows: usize) {
         let usual = self.left.iter().find(|task| task.site == site && bucket(task.rows) == bucket(rows)).copied();
@@ -145,7 +161,48 @@ impl CudaBackend {
         }
         self.device.bind();
         self.flush();
-        self.device.grant() || self.measure_some() || self.device.await_orders()
+        self.matmul.tactics.was_idle(Instant::now());
+        self.device.grant() || self.choose_whole_step() || self.measure_some() || self.device.await_orders()
+    }
+
+    /// Does every product of steps so far once with each number of rows, as it would be done now: its code is there
+    /// then, and a library has chosen. Ends after `most`; whether that was all.
+    pub(crate) fn load_products(&mut self, most: Duration) -> bool {
+        if self.device.is_capturing() || self.device.is_profiled() || self.device.fault().is_some() {
+            return false;
+        }
+        if !self.matmul.tactics.are_measured_ahead() {
+            return true;
+        }
+        self.device.bind();
+        self.flush();
+        let start = Instant::now();
+        self.matmul.tactics.begin(false);
+        let mut left = self.tuner.queue.coarse_to_fine();
+        while start.elapsed() < most
+            && let Some(task) = left.pop()
+        {
+            self.with_product(task, |matmul, device, product, gate| {
+                let mut specials = matmul.specials(device, &product, gate).into_iter();
+                // One that is always done by a kernel would wait for its compilation.
+                if !matmul.is_small(device, &product) || specials.all(|special| device.is_compiled(special, NOW)) {
+                    matmul.run_kind(device, product, gate);
+                    device.synchronize();
+                }
+            });
+        }
+        // No step has asked for them, and idle time may follow.
+        self.matmul.tactics.forget_asked();
+        self.matmul.tactics.was_idle(Instant::now());
+        left.is_empty()
+    }
+
+    /// Whether the tactics of products of so many rows are known, or will not be found out while the worker is idle.
+    pub(crate) fn is_tuned(&self, rows: usize) -> bool {
+        let is_tried = self.tuner.trial.as_ref().is_some_and(|(task, _)| bucket(task.rows) == bucket(rows));
+        !self.matmul.tactics.are_measured_ahead()
+            || !measure::is_possible(&self.device)
+            || !(is_tried || self.tuner.queue.has(rows))
     }
 
     /// Begins to compile what may do a product that came for the first time, with whatever number of rows.
@@ -280,6 +337,14 @@ mod tests {
         let all = rest(&mut queue);
         assert_eq!((all.first(), all.last()), (Some(&(24, 2)), Some(&(8192, 2))));
         assert!(all.iter().all(|(rows, _)| bucket(*rows) == *rows) && all.len() <= 60, "{all:?}");
+    }
+
+    #[test]
+    fn what_is_loaded_ahead_begins_with_powers_of_two() {
+        let mut queue = TuningQueue::default();
+        (0..2).for_each(|site| queue.add(site, 64));
+        let order = queue.coarse_to_fine().iter().rev().map(|task| (task.rows, task.site)).collect::<Vec<_>>();
+        assert_eq!(order, [64, 32, 48, 24, 40, 56].map(|rows| [(rows, 0), (rows, 1)]).concat());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! A [`Race`] takes one try at a time, so that whoever has something more urgent need not wait for its end.
 //!
-//! What takes long and is to be known at once is done in turn a few times instead, and the [`shortest`] times count.
+//! Two pieces of work that take long are timed by [`in_turn`].
 
 use crate::runtime::context::{Event, Memory};
 use crate::runtime::device::Device;
@@ -23,9 +23,6 @@ const LEADS: usize = 5;
 const HOPELESS: f64 = 1.1;
 /// What a tactic must be faster by to replace one before it: the first is what would be taken without measuring.
 const MARGIN: f64 = 0.99;
-
-/// How often each of two long pieces of work is timed.
-const TURNS: usize = 4;
 
 /// What each tactic took.
 #[derive(Clone, PartialEq, Debug)]
@@ -149,28 +146,22 @@ fn time(device: &mut Device, evict: &Memory, run: impl FnOnce(&mut Device) -> bo
     device.attempt(|| "timing".to_owned(), |_| end.micros_since(&start)).filter(|_| ran)
 }
 
-/// The least microseconds that each of two pieces of work took of those that were done in turn; none where they cannot
-/// be timed. Whatever else the device or the host is busy with makes some of them longer and none shorter. All are
-/// queued at once, behind one that does not count, so that the device need not wait for the host between two stamps.
-pub(crate) fn shortest(device: &mut Device, work: [&dyn Fn(&mut Device); 2]) -> Option<[f64; 2]> {
+/// The microseconds that each of two pieces of work takes; none where they cannot be timed. All is queued at once,
+/// behind one that does not count, so that the device need not wait for the host between two stamps. Whatever else the
+/// device or the host is busy with makes some times longer and none shorter: the least of several count.
+pub(crate) fn in_turn(device: &mut Device, work: [&dyn Fn(&mut Device); 2]) -> Option<[f64; 2]> {
     if !is_possible(device) {
         return None;
     }
     work[1](device);
-    let mut stamps = vec![stamp(device)?];
-    for run in work.iter().cycle().take(2 * TURNS) {
-        run(device);
-        stamps.push(stamp(device)?);
-    }
+    let start = stamp(device)?;
+    work[0](device);
+    let middle = stamp(device)?;
+    work[1](device);
+    let end = stamp(device)?;
     device.synchronize();
-    let micros = |pair: &[Event]| device.attempt(|| "timing".to_owned(), |_| pair[1].micros_since(&pair[0]));
-    let times: Vec<f64> = stamps.windows(2).map(micros).collect::<Option<_>>()?;
-    Some(least_in_turn(&times))
-}
-
-/// The least of every other time from the first on, and from the second on.
-fn least_in_turn(times: &[f64]) -> [f64; 2] {
-    [0, 1].map(|first| times.iter().skip(first).step_by(2).copied().fold(f64::INFINITY, f64::min))
+    let mut micros = |from: &Event, to: &Event| device.attempt(|| "timing".to_owned(), |_| to.micros_since(from));
+    Some([micros(&start, &middle)?, micros(&middle, &end)?])
 }
 
 fn stamp(device: &mut Device) -> Option<Event> {
@@ -237,17 +228,6 @@ mod tests {
         assert_eq!(least(&[0, 1], &micros), Some(0));
         assert_eq!(least(&[0, 1, 3, 4], &micros), Some(3));
         assert_eq!(least(&[2], &micros), None);
-    }
-
-    #[test]
-    fn one_turn_of_each_that_nothing_disturbs_is_enough() {
-        let calm = [3870.0, 4000.0];
-        for (first, second) in (0..TURNS).flat_map(|first| (0..TURNS).map(move |second| (first, second))) {
-            let mut times: Vec<f64> = calm.map(|time| time + 900.0).repeat(TURNS);
-            times[2 * first] = calm[0];
-            times[2 * second + 1] = calm[1];
-            assert_eq!(least_in_turn(&times), calm, "{times:?}");
-        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::graph::cuda_graph::Graph;
 use crate::jit::specialization::Special;
 use crate::runtime::activations::View;
 use crate::whole_step::WholeStep;
+use crate::whole_step::tactic::Choice;
 
 /// Device memory that a graph takes, at most: of a kernel, and beside kernels.
 const KERNEL_BYTES: u64 = 8 << 10;
@@ -40,8 +41,8 @@ const MOST_CASCADES: usize = 8;
 pub(crate) enum CapturedStep {
     /// Its kernels; and one that would do all of it, which is still being compiled.
     Graph { graph: Graph, awaits: Option<Special> },
-    /// The same, and one kernel in their place for sequences of at most `up_to` tokens.
-    Either { step: Box<WholeStep>, graph: Graph, up_to: usize },
+    /// The same, and one kernel in their place, for sequences of lengths that are chosen.
+    Either { step: Box<WholeStep>, graph: Graph, choice: Choice },
 }
 
 impl CapturedStep {
@@ -56,7 +57,7 @@ impl CapturedStep {
     /// One kernel for all of it, where that is faster for sequences of up to `tokens` tokens.
     pub(crate) fn as_whole(&self, tokens: usize) -> Option<&WholeStep> {
         match self {
-            Self::Either { step, up_to, .. } if tokens <= *up_to => Some(step),
+            Self::Either { step, choice, .. } if tokens <= choice.up_to() => Some(step),
             Self::Graph { .. } | Self::Either { .. } => None,
         }
     }
@@ -66,6 +67,10 @@ impl CapturedStep {
         match self {
             Self::Graph { graph, .. } | Self::Either { graph, .. } => graph,
         }
+    }
+
+    fn is_undecided(&self) -> bool {
+        matches!(self, Self::Either { choice, .. } if choice.is_open()) && self.is_current()
     }
 
     fn awaits(&self) -> Option<Special> {
@@ -112,6 +117,21 @@ impl Captures {
 
     pub(crate) fn of_mut(&mut self, owner: CaptureOwner) -> Option<&mut NetworkCaptures> {
         self.owners.get_mut(&owner)
+    }
+
+    /// Takes a step of one row that may be one kernel out, of which is not known yet where that is faster.
+    pub(crate) fn take_undecided(&mut self) -> Option<(CaptureOwner, CapturedStep)> {
+        self.owners.iter_mut().find_map(|(owner, captures)| {
+            let captured = &mut captures.size(1)?.kinds[Kind::Plain as usize].captured;
+            captured.take_if(|captured| captured.is_undecided()).map(|captured| (*owner, captured))
+        })
+    }
+
+    /// Puts it back.
+    pub(crate) fn put_back(&mut self, owner: CaptureOwner, captured: CapturedStep) {
+        if let Some(size) = self.owners.get_mut(&owner).and_then(|captures| captures.size(1)) {
+            size.kinds[Kind::Plain as usize].captured = Some(captured);
+        }
     }
 
     /// Steps of such rows are to be captured again, if they are captured; until then they are replayed as they are.

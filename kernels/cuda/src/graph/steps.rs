@@ -110,12 +110,14 @@ impl CudaBackend {
         self.slots.end(&mut self.device, logits, rows, count)
     }
 
-    /// What is to be captured next. Whatever is being compiled may be what its first run needs.
+    /// What is to be captured next. Whatever is being compiled may be what its first run needs; and that would measure
+    /// all products at once, where the background tuner goes step by step.
     pub(crate) fn next_to_capture(&self, owner: CaptureOwner) -> Option<CaptureSize> {
         let is_compiled = |special| self.device.is_compiled(special, Duration::ZERO);
         let captures = self.captures.of(owner).filter(|_| self.device.fault().is_none())?;
         let (rows, has_run) = captures.next(is_compiled)?;
-        Some(CaptureSize { rows, has_run, is_ready: !self.device.is_compiling() })
+        let is_ready = !self.device.is_compiling() && (has_run || self.is_tuned(rows));
+        Some(CaptureSize { rows, has_run, is_ready })
     }
 
     /// Keeps the step that was captured, or says why it could not be.

@@ -3,7 +3,7 @@
 
 mod phase;
 mod plan;
-mod tactic;
+pub(crate) mod tactic;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use collectives::Collective;
 use kernels::ops::CaptureSize;
 use models::{ForwardError, Runner};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// The default of `--max-cudagraph-capture-size`, as in vLLM.
 pub(crate) const MAX_CAPTURE_SIZE: u32 = 512;
@@ -65,7 +65,7 @@ impl GraphCapture {
         if self.enforce_eager { None } else { model.next_capture().filter(now) }
     }
 
-    /// Captures a step; logs a summary after the last one.
+    /// Runs a step that has not run, or captures it; logs a summary after the last one.
     pub(crate) fn capture(
         &mut self,
         size: CaptureSize,
@@ -79,7 +79,12 @@ impl GraphCapture {
         }
         let start = Instant::now();
         match model.capture(size, group)? {
-            Ok(()) => (stats.graphs, stats.took) = (stats.graphs + 1, stats.took + start.elapsed()),
+            Ok(()) => {
+                let took = start.elapsed();
+                let done = if size.has_run { "captured" } else { "run to be captured" };
+                debug!(rows = size.rows, took_ms = took.as_secs_f64() * 1e3, "a decode step was {done}");
+                (stats.graphs, stats.took) = (stats.graphs + usize::from(size.has_run), stats.took + took);
+            }
             Err(reason) => warn!("decode steps are launched kernel by kernel: {reason}"),
         }
         if stats.graphs > 0 && stats.bytes == 0 && model.next_capture().is_none() {

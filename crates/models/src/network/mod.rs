@@ -449,8 +449,9 @@ impl Network {
         if plain { Steps::Plain } else { Steps::Adapted }
     }
 
-    /// Captures a step; steps in flight go on meanwhile. One that has not run is run first, which needs room for a step
-    /// in flight. The inner error says why steps cannot be captured; they run all the same.
+    /// Captures a step; steps in flight go on meanwhile. One that has not run is run instead, which needs room for a
+    /// step in flight, and is then the next to capture. The inner error says why steps cannot be captured; they run all
+    /// the same.
     pub fn capture(
         &mut self,
         device: &mut Device,
@@ -461,6 +462,7 @@ impl Network {
         if !step.has_run {
             let ticket = self.dummy_run(device, step.rows, steps, group)?;
             device.take(ticket, &mut Vec::new())?;
+            return Ok(Ok(()));
         }
         device.backend.begin_capture();
         let passed = self.dummy_run(device, step.rows, steps, group);

@@ -1,7 +1,8 @@
 //! The way of jobs to the compute thread. Jobs that wait are counted where the watchdog looks, so that a thread that
 //! hangs before it has taken one is found, too.
 
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::time::Duration;
 
 use super::watchdog::Activity;
 
@@ -49,6 +50,21 @@ impl<J> JobReceiver<J> {
             }
             Err(TryRecvError::Disconnected) => Some(None),
             Err(TryRecvError::Empty) => None,
+        }
+    }
+
+    /// The same, of one that comes within `most`.
+    pub(crate) fn arrived_within(&self, most: Duration) -> Option<Option<J>> {
+        if most.is_zero() {
+            return self.arrived();
+        }
+        match self.queue.recv_timeout(most) {
+            Ok(job) => {
+                self.activity.taken();
+                Some(Some(job))
+            }
+            Err(RecvTimeoutError::Disconnected) => Some(None),
+            Err(RecvTimeoutError::Timeout) => None,
         }
     }
 }

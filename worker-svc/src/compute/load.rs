@@ -8,7 +8,7 @@ use models::{LoadOptions, Memory, Model, SlotBytes, pooling::PoolingPlan};
 use proto::WorkerReady;
 use service_kit::{LoadProgress, StepDefaults};
 use tokio::sync::mpsc;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::{Reply, pooling_info::pooling_info, watchdog::Activity};
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
         self, Opened,
         memory::{self, Capacity},
     },
+    idle::rehearsal::log_waits,
 };
 
 /// Loads the weights and allocates the KV memory. Sizes of a step that `args` leaves open become the device's.
@@ -46,8 +47,11 @@ pub(crate) fn load(
         max_sequences: capacity.max_num_seqs as usize,
     });
     // Who says that it is ready answers at once.
+    let start = Instant::now();
     model.runner.await_first_kernels();
     model.runner.check_device()?;
+    debug!(seconds = start.elapsed().as_secs_f64(), "first kernels are loaded");
+    log_waits(&mut *model.runner, "start");
     let mut ready = WorkerReady { device_kind: kind.into(), ..describe(args, &model, capacity) };
     if let Some(plan) = pooling {
         ready.max_model_len =

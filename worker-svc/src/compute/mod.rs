@@ -11,6 +11,7 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Instant,
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -36,7 +37,10 @@ use crate::{
     engine::{Brought, Engine, OnDevice, Options, slots::Slots},
     error::StepError,
     guide::Grammars,
-    idle::graph_capture::GraphCapture,
+    idle::{
+        graph_capture::GraphCapture,
+        rehearsal::{self, Room},
+    },
     stages::{Neighbours, StageGroup},
 };
 
@@ -141,6 +145,7 @@ struct Surroundings<'a> {
 
 fn load_and_work(args: &mut Args, jobs: &JobReceiver<Job>, surroundings: Surroundings<'_>) -> anyhow::Result<()> {
     let Surroundings { replies, activity, profile, adapters } = surroundings;
+    let started = Instant::now();
     let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model).clone();
     let pooling = args.pooling.plan(&args.model, &tokenizer)?;
     let (model, offer) = load(args, pooling.as_ref(), replies, activity)?;
@@ -150,7 +155,9 @@ fn load_and_work(args: &mut Args, jobs: &JobReceiver<Job>, surroundings: Surroun
     let graphs = GraphCapture::new(args.enforce_eager);
     let grammars = Grammars::start(tokenizer, offer.eos_token_ids.clone()).context("the grammars' thread")?;
     let (pooling, profile) = (pooling.map(|plan| plan.spec.method), DeviceProfile::new(profile));
-    Working { args, jobs, replies, activity, model, graphs, grammars, pooling, offer, profile, adapters }.run()
+    let unrehearsed = Some(started);
+    Working { args, jobs, replies, activity, model, graphs, grammars, pooling, offer, profile, adapters, unrehearsed }
+        .run()
 }
 
 /// The thread once the model is there.
@@ -167,6 +174,8 @@ struct Working<'a> {
     offer: WorkerReady,
     profile: DeviceProfile,
     adapters: HostAdapters,
+    /// First steps are still to be rehearsed: when the worker's start began.
+    unrehearsed: Option<Instant>,
 }
 
 impl Working<'_> {
@@ -208,8 +217,23 @@ impl Working<'_> {
         }
     }
 
+    /// Rehearses first steps, once: who says that the group has formed answers at once. Stages of a pipeline do not.
+    fn rehearse(&mut self, form: &FormGroup, group: &mut dyn Collective) -> Result<(), StepError> {
+        let Some(started) = self.unrehearsed.take().filter(|_| self.offer.stages <= 1) else { return Ok(()) };
+        let room = Room {
+            max_rows: self.args.load_options().max_rows,
+            max_len: self.model.spec.context_len,
+            block_size: self.args.block_size as usize,
+            num_blocks: form.num_blocks.min(self.offer.num_blocks) as usize,
+            tables: self.offer.cache_groups.len(),
+        };
+        rehearsal::rehearse(&mut *self.model.runner, &mut self.graphs, group, room, started)?;
+        Ok(())
+    }
+
     /// Executes the plans of a group.
-    fn work(&mut self, form: &FormGroup, group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
+    fn work(&mut self, form: &FormGroup, mut group: Box<dyn Collective>) -> anyhow::Result<Option<Job>> {
+        self.rehearse(form, &mut *group)?;
         let num_blocks = form.num_blocks.min(self.offer.num_blocks);
         let (groups, end_tokens) = (self.offer.cache_groups.len(), self.offer.eos_token_ids.clone());
         let slots = Slots::new(form.max_num_seqs, num_blocks, groups, end_tokens).pooled_by(self.pooling);

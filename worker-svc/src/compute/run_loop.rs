@@ -1,5 +1,7 @@
 //! The compute thread's run loop: results come first, then plans, then adapters and idle tasks, one piece at a time.
 
+use std::time::Duration;
+
 use super::jobs::JobReceiver;
 
 /// The engine, as the run loop sees it.
@@ -18,6 +20,8 @@ pub(crate) trait Work {
     fn is_adapter_due(&self) -> bool;
     /// Whether an idle task (CUDA graph capture, warm-up) is left.
     fn has_idle_task(&self) -> bool;
+    /// How long idle tasks wait for a job that may follow the last one closely.
+    fn quiet_left(&self) -> Duration;
 }
 
 /// The next thing to do.
@@ -62,7 +66,7 @@ pub(crate) fn next<J>(work: &mut impl Work, jobs: &JobReceiver<J>) -> Next<J> {
         std::thread::yield_now();
     }
     match work.has_idle_task() {
-        true => jobs.arrived().map_or(Next::IdleTask, Next::Job),
+        true => jobs.arrived_within(work.quiet_left()).map_or(Next::IdleTask, Next::Job),
         false => Next::Job(jobs.recv()),
     }
 }
@@ -81,6 +85,7 @@ mod tests {
         unmasked: bool,
         adapters: usize,
         adapter_due: bool,
+        quiet: Duration,
     }
 
     impl Work for FakeEngine {
@@ -106,6 +111,9 @@ mod tests {
         fn has_idle_task(&self) -> bool {
             self.idle_tasks > 0
         }
+        fn quiet_left(&self) -> Duration {
+            self.quiet
+        }
     }
 
     #[test]
@@ -124,6 +132,17 @@ mod tests {
         let late = std::thread::spawn(move || sender.try_send(3));
         assert_eq!(next(&mut work, &jobs), Next::Job(Some(3)));
         late.join().unwrap().unwrap();
+        assert_eq!(next(&mut work, &jobs), Next::Job(None));
+    }
+
+    #[test]
+    fn a_job_that_follows_closely_comes_before_idle_tasks() {
+        let (sender, jobs) = job_queue(4, &Activity::default());
+        let mut work = FakeEngine { idle_tasks: 1, quiet: Duration::from_secs(60), ..FakeEngine::default() };
+        let late = std::thread::spawn(move || sender.try_send(1));
+        assert_eq!(next(&mut work, &jobs), Next::Job(Some(1)));
+        late.join().unwrap().unwrap();
+        // The process is ending.
         assert_eq!(next(&mut work, &jobs), Next::Job(None));
     }
 

@@ -19,7 +19,10 @@ pub(crate) mod slots;
 mod stage_pass;
 mod step_log;
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use collectives::Collective;
 use kernels::{
@@ -47,9 +50,14 @@ use crate::{
     error::StepError,
     idle::{
         graph_capture::{CaptureStats, GraphCapture, Load},
+        rehearsal::log_waits,
         warm_up::WarmUp,
     },
 };
+
+/// How long the device is left alone after a step: whoever asks one thing after the other has asked again by then, and
+/// does not wait for the end of a piece of an idle task.
+const QUIET: Duration = Duration::from_millis(10);
 
 /// Executes the plans of one epoch on the model, with the slots and the group's ranks.
 pub(crate) struct Engine<'m> {
@@ -220,6 +228,7 @@ impl<'m> Engine<'m> {
         let note = Note::of(&plan, submitted, idle_since);
         self.flights.push_back(Flight { result, submitted, pending, note });
         self.warm_up.resume();
+        log_waits(self.model, "step");
         // While the device works.
         self.capture(Load::InFlight).map(|_| ())
     }
@@ -251,6 +260,7 @@ impl<'m> Engine<'m> {
             self.warm_up.advance(self.model);
             self.model.check_device()?;
         }
+        log_waits(self.model, "idle task");
         Ok(())
     }
 
@@ -385,6 +395,10 @@ impl Work for Engine<'_> {
 
     fn has_idle_task(&self) -> bool {
         !self.warm_up.is_done() || self.graphs.next_size(self.model, Load::Idle).is_some()
+    }
+
+    fn quiet_left(&self) -> Duration {
+        QUIET.saturating_sub(self.last_finish.elapsed())
     }
 }
 

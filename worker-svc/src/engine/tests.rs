@@ -9,7 +9,11 @@ use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement
 use proto::{Constraint, LogitBias, NewSequence, Sampling, TokenIds, Want, constraint::Kind};
 
 use super::*;
-use crate::{config, guide::Grammars};
+use crate::{
+    config,
+    guide::Grammars,
+    idle::rehearsal::{self, Room},
+};
 
 mod jump;
 
@@ -90,11 +94,19 @@ enum Capture {
     Meanwhile,
     /// All of them and all other idle tasks, before the first plan.
     First,
+    /// Once they have run, some of them in a rehearsal.
+    Rehearsed,
 }
 
 /// What plans give, each submitted as early as the engine lets it be, or when the one before it is finished.
 fn results(plans: &[StepPlan], ahead: bool, capture: Capture) -> Vec<StepResult> {
     let (mut model, mut graphs) = (model(), GraphCapture::new(capture == Capture::Never));
+    if capture == Capture::Rehearsed {
+        model.set_slots(8);
+        let room = Room { max_rows: 256, max_len: 300, block_size: 16, num_blocks: BLOCKS as usize, tables: 1 };
+        rehearsal::run_steps(&mut *model, &mut graphs, &mut Solo, room).unwrap();
+        model.load_ahead(Duration::from_secs(60));
+    }
     let mut engine = engine(&mut *model, &mut graphs);
     while capture == Capture::First && engine.has_idle_task() {
         engine.run_idle_task().unwrap();
@@ -119,7 +131,7 @@ fn results(plans: &[StepPlan], ahead: bool, capture: Capture) -> Vec<StepResult>
 
 fn check(plans: &[StepPlan]) -> Vec<StepResult> {
     let in_order = results(plans, false, Capture::Never);
-    for capture in [Capture::Never, Capture::Meanwhile, Capture::First] {
+    for capture in [Capture::Never, Capture::Meanwhile, Capture::First, Capture::Rehearsed] {
         assert_eq!(results(plans, true, capture), in_order);
     }
     in_order

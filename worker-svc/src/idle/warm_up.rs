@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use models::Runner;
-use tracing::info;
+use tracing::{debug, info};
 
 /// Progress of the warm-up since the last step.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ pub(crate) struct WarmUp {
 impl WarmUp {
     /// Shorter work is not worth a line in the log.
     const LONG: Duration = Duration::from_millis(100);
+    /// A piece that takes longer may hold a request up.
+    const LONG_PIECE: Duration = Duration::from_millis(10);
 
     pub(crate) fn is_done(&self) -> bool {
         self.is_done
@@ -25,7 +27,11 @@ impl WarmUp {
     pub(crate) fn advance(&mut self, model: &mut dyn Runner) {
         let start = Instant::now();
         self.is_done = !model.warm_up();
-        self.took += start.elapsed();
+        let took = start.elapsed();
+        self.took += took;
+        if took >= Self::LONG_PIECE {
+            debug!(took_ms = took.as_secs_f64() * 1e3, "a long piece of the warm-up");
+        }
         if self.is_done && self.took >= Self::LONG {
             info!(seconds = self.took.as_secs_f64(), "warm-up is done: kernels of later steps are loaded and measured");
             self.took = Duration::ZERO;

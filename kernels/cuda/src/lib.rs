@@ -34,7 +34,8 @@ pub use jit::compile_queue::{Compilation, Compilations};
 pub use jit::compiler::{Filled, FirstKernels};
 pub use jit::prebuilt::fill_cache;
 pub use options::{
-    AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, LinearAttention, SelectiveScan, WholeSteps,
+    AttentionBackend, CascadeAttention, CudaOptions, GemmTactics, LatentForm, LinearAttention, SelectiveScan,
+    WholeSteps,
 };
 pub use runtime::arch::Arch;
 pub use runtime::libraries::{Folders, Surroundings};
@@ -53,6 +54,7 @@ use gemm::matmul::Matmul;
 use graph::captures::Captures;
 use jit::specialization::Special;
 use kernels::ops::{Act, CaptureOwner, ExpertRouting, MatrixGroup, Vector, check_experts};
+use latent::attention_expanded::Room;
 use layers::groups::Group;
 use moe::experts;
 use moe::routing::{Choices, ExpertStorage};
@@ -106,6 +108,9 @@ pub struct CudaBackend {
     chunks: recurrent::delta_chunks::ChunkScratch,
     linear_attention: LinearAttention,
     attention: Attention,
+    latent_form: LatentForm,
+    /// Room for keys and values that latent attention makes anew.
+    expanded: Vec<Room>,
     /// Kernels that a first step needs, since they were ordered.
     first_needed: Vec<Special>,
     lora: layers::lora::Adapters,
@@ -159,6 +164,8 @@ impl CudaBackend {
             chunks: recurrent::delta_chunks::ChunkScratch::default(),
             linear_attention: options.linear_attention,
             attention,
+            latent_form: options.latent_form,
+            expanded: Vec::new(),
             first_needed: Vec::new(),
             lora: layers::lora::Adapters::default(),
             pass: Pass::default(),

@@ -37,8 +37,8 @@ use kernels::ops::{
     StageLink, check_product,
 };
 use kernels::ops::{
-    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, Load, Matrix, MatrixGroup, MatrixUse, Norm, Ops,
-    RankPlacement, Rope, Routing, RowSelection, WeightFormat,
+    HostMatrix, InputRounding, KvLayer, KvScales, KvShape, LatentAttention, Load, Matrix, MatrixGroup, MatrixUse, Norm,
+    Ops, RankPlacement, Rope, Routing, RowSelection, WeightFormat,
 };
 use kernels::ops::{Noise, ScanInput, ShapeLimits, State, StepPreference, Table, Timing, Vector, Wait};
 use kernels::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
@@ -199,6 +199,10 @@ impl Load for CudaBackend {
         }
         self.groups.push(Group::new(&members, pointers, maps, packed));
         MatrixGroup(newest(&self.groups))
+    }
+
+    fn join_heads(&mut self, absorb: MatrixGroup, restore: MatrixGroup) -> Option<Matrix> {
+        self.join(absorb, restore)
     }
 
     fn new_expert_routing(&mut self, max_rows: usize, top_k: usize) -> ExpertRouting {
@@ -376,6 +380,10 @@ impl Ops for CudaBackend {
         out: Act,
     ) {
         self.attend(qkv, attention, kv, only, out);
+    }
+
+    fn latent_attention(&mut self, latent: LatentAttention, only: Option<RowSelection<'_>>, out: Act) {
+        self.attend_latent(latent, only, out);
     }
 
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting) {

@@ -28,6 +28,8 @@ pub struct CudaOptions {
     pub scans: SelectiveScan,
     /// How linear attention takes prompts of 16-bit types.
     pub linear_attention: LinearAttention,
+    /// In which form latent attention takes prompts.
+    pub latent_form: LatentForm,
 }
 
 /// Which tactics GEMMs of many rows of 16 bits may have.
@@ -99,6 +101,19 @@ pub enum LinearAttention {
     Chunks,
     /// Row by row, as f32. For comparisons.
     Rows,
+}
+
+/// In which form latent attention takes prompts, on Hopper and of 16-bit types.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LatentForm {
+    /// Sequence by sequence that which takes fewer operations.
+    #[default]
+    Cheaper,
+    /// Queries attend in the latent space, as single rows do. For comparisons.
+    Absorbed,
+    /// Keys and values of each head are made anew, wherever a sequence has several rows. For comparisons, and for
+    /// tests.
+    Expanded,
 }
 
 /// When a decode step of one row is one kernel.

@@ -1,6 +1,8 @@
 //! What attention is told: rotation, heads, what it does beside softmax, and the shape of the memory it reads.
 
-use super::{DType, KvDType, Mask, RopeStyle, Vector};
+use super::{
+    Act, DType, HeadColumns, KvDType, KvLayer, Mask, Matrix, MatrixGroup, Ops, RopeStyle, RowSelection, Vector,
+};
 
 /// Rotary embedding parameters of a layer.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -54,6 +56,41 @@ impl Attention {
     pub const fn causal(heads: Heads, scale: f32) -> Self {
         let (window, soft_cap, sinks, alibi, relative) = (None, None, None, None, None);
         Self { heads, scale, window, soft_cap, sinks, alibi, relative, mask: Mask::Causal }
+    }
+}
+
+/// Latent attention of rows whose keys are in the cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LatentAttention {
+    /// In the latent space: all heads have one key, the end of which is its value.
+    pub attention: Attention,
+    /// The cache.
+    pub kv: KvLayer,
+    /// Heads `[rest | what rotates]` as they are projected, not rotated.
+    pub queries: Act,
+    /// As [`Ops::attention`] takes them: heads `[rotated | rest in the latent space]`, then the key.
+    pub absorbed: Act,
+    /// Room for values in the latent space.
+    pub attended: Act,
+    /// Brings them out of it.
+    pub restore: MatrixGroup,
+    /// Elements of a head's value outside the latent space.
+    pub value_dim: usize,
+    /// What [`Load::join_heads`](super::Load::join_heads) gave.
+    pub joined: Option<Matrix>,
+}
+
+impl LatentAttention {
+    /// Attention in the latent space, whose values are brought out of it.
+    pub fn absorbed_form<O: Ops + ?Sized>(self, ops: &mut O, only: Option<RowSelection<'_>>, out: Act) {
+        ops.attention(self.absorbed, self.attention, self.kv, only, self.attended);
+        self.restore_values(ops, out);
+    }
+
+    /// Brings values out of the latent space.
+    pub fn restore_values<O: Ops + ?Sized>(self, ops: &mut O, out: Act) {
+        let at = |stride| HeadColumns { first: 0, stride };
+        ops.head_matmul(self.attended, at(self.attention.heads.v_dim), self.restore, out, at(self.value_dim));
     }
 }
 

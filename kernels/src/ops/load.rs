@@ -74,6 +74,14 @@ pub trait Load {
     /// usable alone.
     fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup;
 
+    /// For latent attention whose `absorb` brings queries into the latent space and whose `restore` brings values out
+    /// of it: the matrix that makes `[rest of a key | value]` of all heads from a latent vector, where the device gains
+    /// by having that too. Activation buffers are there already.
+    fn join_heads(&mut self, absorb: MatrixGroup, restore: MatrixGroup) -> Option<Matrix> {
+        let _ = (absorb, restore);
+        None
+    }
+
     /// Allocates the routing of up to `max_rows` rows to `top_k` experts each.
     fn new_expert_routing(&mut self, max_rows: usize, top_k: usize) -> ExpertRouting;
 

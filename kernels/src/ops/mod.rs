@@ -25,7 +25,8 @@ mod shapes;
 mod step_preference;
 
 pub use attention::{
-    Attention, AttentionKernels, ExpectedAttention, Heads, KvScales, KvShape, RelativeBias, Rope, ScoreMods,
+    Attention, AttentionKernels, ExpectedAttention, Heads, KvScales, KvShape, LatentAttention, RelativeBias, Rope,
+    ScoreMods,
 };
 pub use batch::{Batch, RowMeans, RowSelection, Sequence};
 pub use capture::{Capture, CaptureError, CaptureOwner, CaptureSize};

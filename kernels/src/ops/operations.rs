@@ -2,8 +2,8 @@
 
 use super::{
     Act, Activation, Attention, Batch, CaptureOwner, Cols, Conv, DeltaInput, DeltaRule, Epilogue, ExpertRouting,
-    GatedExperts, HeadColumns, Heads, KvLayer, Matrix, MatrixGroup, Norm, Rope, Routing, RowMeans, RowSelection, Scan,
-    ScanInput, Table, Vector,
+    GatedExperts, HeadColumns, Heads, KvLayer, LatentAttention, Matrix, MatrixGroup, Norm, Rope, Routing, RowMeans,
+    RowSelection, Scan, ScanInput, Table, Vector,
 };
 
 /// Runs the operations of a forward pass in order.
@@ -66,6 +66,11 @@ pub trait Ops {
     /// With a bf16 cache the backend may round queries and softmax weights to bf16; with an f32 cache it must not.
     /// `only`: the rows that are read later, about one of each sequence; the values of other rows are undefined.
     fn attention(&mut self, qkv: Act, attention: Attention, kv: KvLayer, only: Option<RowSelection<'_>>, out: Act);
+    /// Latent attention; `out` is `[rows, heads * value_dim]`. A device may attend to keys and values of each head that
+    /// it makes anew from the cache, instead of attending in the latent space. `only`: as for [`Ops::attention`].
+    fn latent_attention(&mut self, latent: LatentAttention, only: Option<RowSelection<'_>>, out: Act) {
+        latent.absorbed_form(self, only, out);
+    }
     /// Routes each row to experts: `logits` is `[rows, experts]`. A row of NaN gets some experts, all different, like
     /// any other row.
     fn route(&mut self, logits: Act, routing: Routing, out: ExpertRouting);

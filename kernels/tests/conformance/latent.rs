@@ -1,6 +1,7 @@
 //! Attention whose values are a part of its keys: as with values of their own that happen to be the same; and against
 //! float64 at the sizes of DeepSeek's models.
 
+mod expanded;
 mod heads;
 
 use super::attention::{Part, row, tolerance, with_attention_kernels};

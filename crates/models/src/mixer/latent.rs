@@ -1,12 +1,14 @@
 //! Latent attention: one short vector a token stands for the keys and values of all heads.
 //!
-//! Keys are never made: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all
+//! No layer keeps keys: `q (W_k c)` is `(q W_k) c`, so queries are brought into the latent space and attend there, all
 //! heads to one key, and what they gather is brought back by the values' part of the projection (the absorbed form of
-//! arXiv 2405.04434). A key is `[rope | latent]`, its value its latent part; that is all the cache holds, and every
-//! rank holds the same.
+//! arXiv 2405.04434). For prompts a device may make keys and values of each head instead, and leave them again
+//! (`Ops::latent_attention`). A cached key is `[rope | latent]`, its value its latent part; that is all a cache
+//! holds, and every rank holds the same.
 
 use kernels::ops::{
-    Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, MatrixUse, Norm, Rope, RowSelection,
+    Act, Attention, Backend, Epilogue, HeadColumns, Heads, KvLayer, LatentAttention, Matrix, MatrixGroup, MatrixUse,
+    Norm, Rope, RowSelection,
 };
 use model_spec::{LatentSpec, Position};
 
@@ -25,9 +27,12 @@ struct LatentMixer {
     norm: Option<Norm>,
     /// By head: from the part of a query that does not rotate to the latent space, `[kv_rank, nope_dim]`.
     absorb: HeadLinear,
-    /// By head: from the latent space to a value, `[v_head_dim, kv_rank]`.
-    restore: HeadLinear,
+    /// What attends, but for its cache.
     attention: Attention,
+    /// By head: from the latent space to a value, `[v_head_dim, kv_rank]`.
+    restore: MatrixGroup,
+    /// What makes keys and values of all heads, where the device may attend to such.
+    joined: Option<Matrix>,
     rope: Option<Rope>,
     nope_dim: usize,
     rope_dim: usize,
@@ -109,11 +114,18 @@ impl Mixer for LatentMixer {
     }
 
     fn attend(&self, only: Option<RowSelection<'_>>, backend: &mut dyn Backend) -> Act {
-        let Buffers { qk, attended, restored, .. } = self.buffers;
-        let rank = self.attention.heads.v_dim;
-        backend.attention(qk, self.attention, self.kv(), only, attended);
-        let heads = |act, stride| linear::Heads { act, columns: HeadColumns { first: 0, stride } };
-        self.restore.run(heads(attended, rank), heads(restored, self.v_head_dim), backend);
+        let Buffers { queries, qk, attended, restored, .. } = self.buffers;
+        let latent = LatentAttention {
+            attention: self.attention,
+            kv: self.kv(),
+            queries,
+            absorbed: qk,
+            attended,
+            restore: self.restore,
+            value_dim: self.v_head_dim,
+            joined: self.joined,
+        };
+        backend.latent_attention(latent, only, restored);
         restored
     }
 }
@@ -143,8 +155,7 @@ pub(super) fn build(
         absorb.push(builder.store.matrix(&[key], 0, MatrixUse::Heads)?);
         restore.push(builder.store.matrix(&[value], 0, MatrixUse::Heads)?);
     }
-    let (absorb, restore) =
-        (HeadLinear::new(builder.store.group(&absorb)), HeadLinear::new(builder.store.group(&restore)));
+    let (absorb, restore) = (builder.store.group(&absorb), builder.store.group(&restore));
     let output =
         builder.by_cols(index, LayerParam::Output.of(heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
     let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };
@@ -157,13 +168,16 @@ pub(super) fn build(
         attended: builder.store.buffer("latent attended", heads.q * kv_rank),
         restored: builder.store.buffer("attended", heads.q * v_head_dim),
     };
+    // The device makes room by what buffers hold.
+    let joined = builder.store.joined(absorb, restore);
     let mixer = LatentMixer {
         queries,
         down,
         norm,
-        absorb,
-        restore,
+        absorb: HeadLinear::new(absorb),
         attention,
+        restore,
+        joined,
         rope,
         nope_dim,
         rope_dim,

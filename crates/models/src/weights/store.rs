@@ -31,6 +31,11 @@ pub(crate) trait Store {
     fn constants(&mut self, values: &[f32]) -> Vector;
     /// Matrices of one shape under one handle.
     fn group(&mut self, members: &[Matrix]) -> MatrixGroup;
+    /// See [`kernels::ops::Load::join_heads`].
+    fn joined(&mut self, absorb: MatrixGroup, restore: MatrixGroup) -> Option<Matrix> {
+        let _ = (absorb, restore);
+        None
+    }
     /// Room for the adapters of a linear layer, where there are to be any: its input features, and the output features
     /// of each projection that it stacks; of experts, how many.
     fn lora_site(&mut self, inputs: usize, outputs: &[usize], experts: Option<usize>) -> Option<LoraSite> {
@@ -441,6 +446,12 @@ impl Store for Loader<'_> {
 
     fn group(&mut self, members: &[Matrix]) -> MatrixGroup {
         self.backend.group_matrices(members)
+    }
+
+    fn joined(&mut self, absorb: MatrixGroup, restore: MatrixGroup) -> Option<Matrix> {
+        let joined = self.backend.join_heads(absorb, restore);
+        self.resident.bytes += joined.map_or(0, |matrix| self.backend.held_bytes(matrix) as u64);
+        joined
     }
 
     fn rows_buffer(&mut self, role: &'static str, times: usize, width: usize) -> Act {

@@ -1,11 +1,17 @@
 // A block of `attention_prefill_hopper.cu`: what it has in shared memory, and the tiles of work that its warps hand on.
 // For a file that says TYPE, DIM, TILE_KEYS, STAGES, BLOCKS of a cluster, which take neighbouring tiles of rows and
-// whose keys and values are the same, with NARROW that the cache keeps 8-bit floats, and with SOFT_CAP and ALIBI that
-// the layer has these.
+// whose keys and values are the same, with NARROW that the cache keeps 8-bit floats, with SOFT_CAP and ALIBI that the
+// layer has these, and with EXPANDED that keys and values come from no cache (`attention_expanded.cu`); V_DIM may
+// differ from DIM there.
 #pragma once
 #include "cached.cuh"
 #include "hopper_values.cuh"
 #include "prefill.cuh"
+#ifdef EXPANDED
+#include "expanded.cuh"
+#else
+#define V_DIM DIM
+#endif
 
 #define KEYS ((u32)TILE_KEYS)
 #define ROWS 128u
@@ -34,6 +40,10 @@ struct Tile {
     // Keys that some row sees; keys that all rows see.
     u32 begin, end, clear, clear_end;
     u32 first_tile;
+#ifdef EXPANDED
+    // Where the first of these keys lies; whether rows have seen others before, or will after.
+    u32 from, continues, goes_on;
+#endif
 };
 
 // Whether a row's last keys come first. By ALiBi they weigh most: what scores are taken relative to is theirs then, and
@@ -57,9 +67,15 @@ struct PrefillBlock {
     typedef TYPE T;
     // Of 64 columns. What a row of the last one has beyond DIM is of the row after it, and nothing reads it.
     static const u32 PARTS = (DIM + 63) / 64, ROW_BYTES = PARTS * 128;
+    static const u32 V_ROW_BYTES = (V_DIM + 63) / 64 * 128, V_TILE_BYTES = KEYS * V_ROW_BYTES;
     static const u32 TILE_BYTES = KEYS * ROW_BYTES, Q_BYTES = ROWS * ROW_BYTES, Q_PART_BYTES = 64 * 128;
+#ifdef EXPANDED
+    // Keys and values: all rows of 64 columns, then those of the next 64.
+    static const u32 PART_BYTES = KEYS * 128, GROUP_BYTES = 1024, V_GROUP_BYTES = 1024;
+#else
     // Keys and values: 8 rows of 64 columns, the same rows of the next 64 columns, then the next 8 rows.
-    static const u32 PART_BYTES = 1024, GROUP_BYTES = PARTS * 1024;
+    static const u32 PART_BYTES = 1024, GROUP_BYTES = PARTS * 1024, V_GROUP_BYTES = GROUP_BYTES;
+#endif
 
     Attention attention;
     Batch batch;
@@ -70,19 +86,57 @@ struct PrefillBlock {
     Tile* tiles;
     // What the cluster's first block tells this one.
     u32* told;
+#ifdef EXPANDED
+    const ExpandedRound* round;
+    const T* queries;
+    const T* rotated;
+    f32* sums;
+#endif
 
     // Which of the step's `kv_heads * row_tiles` tiles goes when. The last tiles of a sequence see most keys: they go
     // first, those of all heads together; but of as many heads only as have all their keys and values in the device's
     // cache.
     DEVICE void place(u32 item, u32& row_tile, u32& kv_head) const {
+#ifdef EXPANDED
+        const u32 keys = round->tokens;
+#else
+        const u32 keys = batch.counts[2];
+#endif
         const u32 heads = attention.kv_heads,
-                  together = min(max(TOGETHER_BYTES / (batch.counts[2] * DIM * 4), 1), heads);
+                  together = min(max(TOGETHER_BYTES / (keys * (DIM + V_DIM) * 2), 1), heads);
         const u32 first = item / (together * row_tiles) * together, inside = item % (together * row_tiles);
         const u32 width = min(together, heads - first);
         row_tile = row_tiles - 1 - inside / width;
         kv_head = first + inside % width;
     }
 
+#ifdef EXPANDED
+    // The same of a part of a round: its rows that see some of its keys.
+    DEVICE bool find(u32 item, Tile& tile) const {
+        u32 inside, i = 0;
+        place(item, inside, tile.kv_head);
+        for (; i < round->count && inside >= round->parts[i].tiles<BLOCKS * ROWS>(); i++)
+            inside -= round->parts[i].tiles<BLOCKS * ROWS>();
+        if (i == round->count) return false;
+        const ExpandedPart& part = round->parts[i];
+        tile.start = batch.start[part.sequence] + part.first_row;
+        tile.first_row = batch.first_row[part.sequence] + part.first_row;
+        tile.packed = part.rows;
+        const u32 first = inside * (BLOCKS * ROWS), end = part.begin + part.keys;
+        tile.first_packed = first + rank * ROWS;
+        const u32 last = tile.start + min(first + BLOCKS * ROWS, part.rows) - 1;
+        if (last < part.begin) return false;
+        tile.begin = tile.clear = part.begin;
+        tile.end = min(last + 1, end);
+        tile.clear_end = max(min(tile.start + first + 1, end), part.begin);
+        tile.first_tile = part.begin / KEYS;
+        tile.tiles = (tile.end + KEYS - 1) / KEYS - tile.first_tile;
+        tile.from = part.at;
+        tile.continues = part.begin > 0;
+        tile.goes_on = last >= end;
+        return true;
+    }
+#else
     // Describes this block's part of a tile, which all blocks of the cluster share; false if there is none of that
     // number.
     DEVICE bool find(u32 item, Tile& tile) const {
@@ -106,6 +160,7 @@ struct PrefillBlock {
         tile.tiles = (tile.end + KEYS - 1) / KEYS - tile.first_tile;
         return true;
     }
+#endif
 
     // The number of the tile of keys that comes as `index`th.
     DEVICE static u32 key_tile(const Tile& tile, u32 index) {
@@ -205,12 +260,14 @@ struct PrefillBlock {
         return to + row % 64 * 128 + (piece % 8 ^ row % 8) * 16;
     }
 
+#ifndef EXPANDED
     // Where it comes from, in rows `[row of the step][qkv_width]`. Rows past the sequence's end are its last one.
     DEVICE const T* query_from(const T* qkv, const Tile& tile, u32 row, u32 piece) const {
         const u32 packed = min(tile.first_packed + row, tile.packed - 1);
         const u32 token = packed / group_size, head = tile.kv_head * group_size + packed % group_size;
         return qkv + (size_t)(tile.first_row + token) * attention.qkv_width + head * DIM + piece * 8;
     }
+#endif
 
     // All threads of the cluster: before they use each other's barriers, and when none will any more.
     DEVICE static void meet() {
@@ -228,7 +285,7 @@ struct PrefillBlock {
         shared_q = (shared_address(shared) + 1023) / 1024 * 1024;
         shared_k = shared_q + Q_BYTES;
         shared_v = shared_k + STAGES * TILE_BYTES;
-        full_k = shared_v + STAGES * TILE_BYTES;
+        full_k = shared_v + STAGES * V_TILE_BYTES;
         full_v = full_k + 8 * STAGES;
         empty_k = full_v + 8 * STAGES;
         empty_v = empty_k + 8 * STAGES;

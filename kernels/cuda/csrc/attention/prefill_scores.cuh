@@ -4,6 +4,8 @@
 #pragma once
 #ifdef NARROW
 #include "prefill_feed_narrow.cuh"
+#elif defined(EXPANDED)
+#include "expanded_feed.cuh"
 #else
 #include "prefill_feed.cuh"
 #endif
@@ -180,13 +182,28 @@ struct Scores : Feeder {
         return raised;
     }
 
-    DEVICE static void rescale(f32 (&o)[DIM / 2], const f32 (&shrink)[2]) {
+    DEVICE static void rescale(f32 (&o)[V_DIM / 2], const f32 (&shrink)[2]) {
 #pragma unroll
-        for (u32 i = 0; i < DIM / 2; i++) o[i] *= shrink[i / 2 % 2];
+        for (u32 i = 0; i < V_DIM / 2; i++) o[i] *= shrink[i / 2 % 2];
+    }
+
+    // The sums of a tile's rows as they are before the first of its keys, whose scores there are.
+    DEVICE void start_sums(
+        f32 (&o)[V_DIM / 2], const f32 (&s)[KEYS / 2], Rows& rows, const Tile& tile, u32 group) const {
+#ifdef EXPANDED
+        if (tile.continues) return resume(o, rows.most, rows.sum, tile, group);
+#endif
+#pragma unroll
+        for (u32 i = 0; i < V_DIM / 2; i++) o[i] = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) rows.most[i] = most_of(s, i);
     }
 
     // What sums of a tile are multiplied by, once all their keys have been seen.
     DEVICE void finish(f32 (&factor)[2], const Rows& rows, const Tile& tile, u32 group) const {
+#ifdef EXPANDED
+        if (tile.goes_on) keep_numbers(rows.most, rows.sum, tile, group);
+#endif
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             f32 sum = rows.sum[i];
@@ -204,15 +221,19 @@ struct Scores : Feeder {
         }
     }
 
-    DEVICE void write_out(T* out, const Tile& tile, const f32 (&o)[DIM / 2], const f32 (&factor)[2], u32 group) const {
+    DEVICE void write_out(
+        T* out, const Tile& tile, const f32 (&o)[V_DIM / 2], const f32 (&factor)[2], u32 group) const {
+#ifdef EXPANDED
+        if (tile.goes_on) return keep_sums(o, tile, group);
+#endif
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             const u32 row = row_of(tile, group, i), head = tile.kv_head * group_size + row % group_size;
             if (row >= tile.packed) continue;
-            T* from = out + ((size_t)(tile.first_row + row / group_size) * attention.q_heads + head) * DIM;
+            T* from = out + ((size_t)(tile.first_row + row / group_size) * attention.q_heads + head) * V_DIM;
             u32* to = (u32*)(from + 2 * (threadIdx.x % 4));
 #pragma unroll
-            for (u32 d = 0; d < DIM / 8; d++)
+            for (u32 d = 0; d < V_DIM / 8; d++)
                 to[4 * d] = Tensor<T>::pack(o[4 * d + 2 * i] * factor[i], o[4 * d + 2 * i + 1] * factor[i]);
         }
     }

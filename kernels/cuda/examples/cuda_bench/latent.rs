@@ -3,7 +3,7 @@
 
 use crate::{BLOCK, Bench, LEADS, MOST_ROWS, ROTATION, Work};
 use kernels::ops::*;
-use kernels_cuda::{AttentionBackend, CudaOptions};
+use kernels_cuda::{AttentionBackend, CudaOptions, LatentForm};
 
 const ROPE: usize = 64;
 const RANK: usize = 512;
@@ -15,6 +15,11 @@ const VALUE: usize = 128;
 /// Query heads of DeepSeek-V2-Lite, and of V2 and V3.
 const HEADS: [(&str, usize); 2] = [("V2-Lite", 16), ("V3", 128)];
 
+/// Rows of a step, and tokens of each.
+const DECODE: [(usize, usize); 9] =
+    [(1, 1024), (1, 8192), (1, 65_536), (8, 1024), (8, 8192), (32, 1024), (32, 8192), (64, 1024), (64, 4096)];
+const LONG_DECODE: [(usize, usize); 4] = [(1, 131_072), (8, 32_768), (32, 32_768), (8, 131_072)];
+
 /// All parts, with all kinds of kernels; few of them with the plain one, which takes long.
 pub(crate) fn latent(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
     for attention in [AttentionBackend::Auto, AttentionBackend::Mma, AttentionBackend::Plain] {
@@ -22,9 +27,31 @@ pub(crate) fn latent(rates: [f64; 2], options: &CudaOptions) -> Result<(), Strin
         let all = attention != AttentionBackend::Plain;
         println!("{} attention", attention.name());
         for (name, heads) in HEADS {
-            bench.latent_decode(name, heads, all);
+            let few = DECODE.iter().copied().filter(|(rows, length)| all || rows * length <= 8192);
+            bench.latent_decode(name, heads, &few.collect::<Vec<_>>());
             bench.latent_prefill(name, heads, all);
         }
+        bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
+    }
+    Ok(())
+}
+
+/// Single rows after contexts up to the longest, by the kernels that are chosen.
+pub(crate) fn decode(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
+    for (name, heads) in HEADS {
+        let mut bench = Bench::open(rates, options.clone())?;
+        bench.latent_decode(name, heads, &[&DECODE[..], &LONG_DECODE].concat());
+        bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
+    }
+    Ok(())
+}
+
+/// Prompts in both forms, with the products that either takes beside attention.
+pub(crate) fn forms(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
+    for latent_form in [LatentForm::Absorbed, LatentForm::Expanded, LatentForm::Cheaper] {
+        let mut bench = Bench::open(rates, CudaOptions { latent_form, ..options.clone() })?;
+        println!("{latent_form:?}");
+        bench.latent_forms();
         bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
     }
     Ok(())
@@ -69,12 +96,11 @@ impl Bench {
         caches
     }
 
-    fn latent_decode(&mut self, name: &str, q: usize, all: bool) {
-        let shapes =
-            [(1, 1024), (1, 8192), (1, 65536), (8, 1024), (8, 8192), (32, 1024), (32, 8192), (64, 1024), (64, 4096)];
+    /// Of so many rows and tokens.
+    fn latent_decode(&mut self, name: &str, q: usize, shapes: &[(usize, usize)]) {
         let (qkv, attention) = (self.act(64, (q + 1) * DIM), attention(q));
         let out = self.backend.new_rounded_act(64, q * RANK, DType::Bf16);
-        for (rows, length) in shapes.into_iter().filter(|(rows, length)| all || rows * length <= 8192) {
+        for &(rows, length) in shapes {
             let caches = self.latent_caches(rows * length);
             self.begin(&vec![(length - 1, 1); rows]);
             let seconds =
@@ -101,6 +127,56 @@ impl Bench {
             let seen = sequences * (rows * start + rows * (rows + 1) / 2);
             let work = Work { bytes: 0.0, flops: (2 * seen * q * (DIM + RANK)) as f64 };
             self.report(name, &format!("latent prefill, {sequences} x {rows} after {start}"), seconds, work);
+        }
+    }
+
+    /// Prompts of DeepSeek-V2-Lite after contexts, from queries to values. The rate is that of heads with keys and
+    /// values of their own, whatever is done.
+    fn latent_forms(&mut self) {
+        let (name, q) = HEADS[0];
+        let shapes = [
+            (1, 0, 256),
+            (1, 0, 512),
+            (1, 0, 1024),
+            (1, 0, 2048),
+            (1, 0, 8192),
+            (5, 0, 1500),
+            (1, 8192, 128),
+            (1, 8192, 256),
+            (1, 8192, 512),
+            (1, 32_768, 256),
+            (1, 32_768, 2048),
+            (1, 32_768, 8192),
+            (1, 131_072, 256),
+            (1, 131_072, 2048),
+            (1, 122_880, 8192),
+        ];
+        let buffers = [q * (NOPE + ROPE), (q + 1) * DIM, q * RANK].map(|width| self.act(MOST_ROWS, width));
+        let [queries, absorbed, attended] = buffers;
+        let out = self.backend.new_rounded_act(MOST_ROWS, q * VALUE, DType::Bf16);
+        let [absorb, restore] = [[RANK, NOPE], [VALUE, RANK]].map(|[n, k]| {
+            let matrices: Vec<Matrix> = (0..q).map(|_| self.matrix(n, k)).collect();
+            self.backend.group_matrices(&matrices)
+        });
+        let joined = self.backend.join_heads(absorb, restore);
+        for (sequences, start, rows) in shapes {
+            let kv = self.latent_caches(sequences * (start + rows))[0];
+            self.begin(&vec![(start, rows); sequences]);
+            let latent = LatentAttention {
+                attention: attention(q),
+                kv,
+                queries,
+                absorbed,
+                attended,
+                restore,
+                value_dim: VALUE,
+                joined,
+            };
+            let seen = sequences * (rows * start + rows * (rows + 1) / 2);
+            let calls = if seen > 1 << 27 { 2 } else { 8 };
+            let seconds = self.time_calls(0, calls, |backend, _| backend.latent_attention(latent, None, out));
+            let work = Work { bytes: 0.0, flops: (2 * seen * q * (NOPE + ROPE + VALUE)) as f64 };
+            self.report(name, &format!("latent, {sequences} x {rows} after {start}"), seconds, work);
         }
     }
 

@@ -11,7 +11,8 @@
 //!
 //! `sharded`, in place of a part: products of few outputs, in every tactic; `scans`: what Mamba does between products,
 //! in chunks of rows and row by row; `delta-rule`: linear attention, in both ways; `latent`: latent attention, and the
-//! same by the plain kernel; `latent-heads`: the products around it.
+//! same by the plain kernel; `latent-decode`: its single rows, after longer contexts too; `latent-forms`: its prompts
+//! in both forms; `latent-heads`: the products around it.
 //!
 //! Compiled kernels are kept in the folder `QUIRE_KERNEL_CACHE`, if that is set.
 //!
@@ -160,6 +161,12 @@ fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(
     }
     if wanted("latent-heads") {
         latent::products(rates, options)?;
+    }
+    if wanted("latent-decode") {
+        latent::decode(rates, options)?;
+    }
+    if wanted("latent-forms") {
+        latent::forms(rates, options)?;
     }
     if wanted("latent") {
         latent::latent(rates, options)?;

@@ -148,7 +148,7 @@ impl Attention {
     }
 
     /// Of all rows; false where that cannot be here.
-    fn run_latent(&mut self, device: &mut Device, latent: Latent<'_>, step: Step) -> bool {
+    pub(crate) fn run_latent(&mut self, device: &mut Device, latent: Latent<'_>, step: Step) -> bool {
         if self.latent.is_none() {
             self.latent = Parts::new(device);
         }
@@ -218,6 +218,13 @@ impl CudaBackend {
         assert_ne!(qkv, out, "attention cannot overwrite its input");
         let qkv = self.acts.view(qkv);
         let out = self.acts.target(out, qkv.rows, attention.heads.q * attention.heads.v_dim);
+        let params = self.attention_params(attention, kv);
+        let (cache, only) = (self.cache(kv), only.map(|only| self.pass.keep_rows(only.rows)));
+        self.append(Op::Attention(op::Attention { qkv, attention, params, kv, cache, only, out }));
+    }
+
+    /// A layer's attention with its vectors looked up.
+    pub(crate) fn attention_params(&self, attention: ops::Attention, kv: KvLayer) -> Params {
         let length = |vector: Vector| self.vectors[vector.0 as usize].len;
         attention.check(attention.sinks.map(length), attention.alibi.map(length));
         let table = attention.relative.map(|bias| bias.table);
@@ -225,9 +232,7 @@ impl CudaBackend {
         let (sinks, alibi, relative) = (self.vector(attention.sinks), self.vector(attention.alibi), self.vector(table));
         let layer = ops::Attention { scale: attention.scale * kv.scales.key, ..attention };
         let head_scales = self.head_scales(kv);
-        let params = Params { layer, value_scale: kv.scales.value, sinks, alibi, relative, head_scales };
-        let (cache, only) = (self.cache(kv), only.map(|only| self.pass.keep_rows(only.rows)));
-        self.append(Op::Attention(op::Attention { qkv, attention, params, kv, cache, only, out }));
+        Params { layer, value_scale: kv.scales.value, sinks, alibi, relative, head_scales }
     }
 
     /// Where the scales of a cache's heads lie, as many as it has heads.

@@ -62,6 +62,8 @@ const LAYOUTS: &[Layout] = &[
     <recurrent::Conv as Twin>::LAYOUT,
     <sampling::layout::Cut as Twin>::LAYOUT,
     <sampling::layout::Details as Twin>::LAYOUT,
+    <latent::rounds::Part as Twin>::LAYOUT,
+    <latent::rounds::Round as Twin>::LAYOUT,
     <layers::expert_lora::ExpertAdapters as Twin>::LAYOUT,
     <moe::experts::ExpertShape as Twin>::LAYOUT,
     <layers::gated_norm::Gate as Twin>::LAYOUT,

@@ -15,7 +15,7 @@ use crate::gemm::matmul_wgmma;
 use crate::jit::compiler::{Compiler, Filled};
 use crate::jit::sources::{KERNELS, Source};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
-use crate::latent::{attention_latent, head_matmul_mma};
+use crate::latent::{attention_expanded, attention_latent, head_matmul_mma};
 use crate::layers::{lora_mma, norm_prepared};
 use crate::moe::experts;
 use crate::recurrent::{delta_chunks, scan_chunks};
@@ -86,6 +86,7 @@ fn usual(arch: Arch) -> Vec<Special> {
         tile.into_iter().flat_map(move |tile| attention_prefill::hopper_specials(types, tile, scores))
     });
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
+    let hopper = hopper.chain(attention_expanded::specials(dtype));
     let hopper = hopper.chain(attention_latent::specials(true, dtype)).chain(norm_prepared::usual(dtype));
     let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))

@@ -51,18 +51,21 @@ impl Hash for Source {
 pub(crate) enum Need {
     Adapters,
     Experts,
+    LatentAttention,
     PackedWeights,
     RecurrentStates,
 }
 
 impl Need {
-    const ALL: [Self; 4] = [Self::Adapters, Self::Experts, Self::PackedWeights, Self::RecurrentStates];
+    const ALL: [Self; 5] =
+        [Self::Adapters, Self::Experts, Self::LatentAttention, Self::PackedWeights, Self::RecurrentStates];
 
     /// The files, the longest first.
     const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Adapters => &["expert_lora", "lora", "saved"],
             Self::Experts => &["expert_matmul", "expert_matmul_packed_plain"],
+            Self::LatentAttention => &["latent_expand"],
             Self::PackedWeights => &["prepare_input", "matmul_packed_plain", "unpack"],
             Self::RecurrentStates => &["delta_rule", "causal_conv", "gated_norm", "selective_scan"],
         }
@@ -135,6 +138,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "gated_norm" in "layers"
     "gather" in "layers"
     "head_matmul" in "latent"
+    "latent_expand" in "latent"
     "lora" in "layers"
     "matmul" in "gemm"
     "matmul_packed_plain" in "gemm"
@@ -163,6 +167,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
 pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_cascade" in "attention"
     "attention_decode" in "attention"
+    "attention_expanded" in "latent"
     "attention_latent" in "latent"
     "attention_latent_merge" in "latent"
     "attention_latent_mma" in "latent"
@@ -212,6 +217,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("delta_chunks.cuh", include_str!("../../csrc/recurrent/delta_chunks.cuh")),
     ("delta_rule.cuh", include_str!("../../csrc/recurrent/delta_rule.cuh")),
     ("exchange.cuh", include_str!("../../csrc/comm/exchange.cuh")),
+    ("expanded.cuh", include_str!("../../csrc/latent/expanded.cuh")),
+    ("expanded_feed.cuh", include_str!("../../csrc/latent/expanded_feed.cuh")),
     ("expert_tiles.cuh", include_str!("../../csrc/moe/expert_tiles.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
     ("gate_deltas.cuh", include_str!("../../csrc/gemm/gate_deltas.cuh")),
@@ -241,6 +248,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("prefill_block.cuh", include_str!("../../csrc/attention/prefill_block.cuh")),
     ("prefill_feed.cuh", include_str!("../../csrc/attention/prefill_feed.cuh")),
     ("prefill_feed_narrow.cuh", include_str!("../../csrc/attention/prefill_feed_narrow.cuh")),
+    ("prefill_rows.cuh", include_str!("../../csrc/attention/prefill_rows.cuh")),
     ("prefill_scores.cuh", include_str!("../../csrc/attention/prefill_scores.cuh")),
     ("prepared.cuh", include_str!("../../csrc/gemm/prepared.cuh")),
     ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),

@@ -206,6 +206,14 @@ impl Step {
         Self { sequences, has_prompts, fills_teams: 15 * teams <= 16 * all }
     }
 
+    /// Sequences of which so many rows are to be attended to.
+    pub(crate) fn of_some(sequences: Sequences, rows: &[usize], heads: usize) -> Self {
+        let tiles = |size: usize| rows.iter().map(|rows| (rows * heads).div_ceil(size)).sum::<usize>();
+        let [teams, all] = [TEAM, 1].map(|team| team * tiles(team * ROWS));
+        let has_prompts = rows.iter().any(|rows| *rows > 1);
+        Self { sequences, has_prompts, fills_teams: 15 * teams <= 16 * all }
+    }
+
     /// Rows that are sequences of their own.
     pub(crate) fn of_rows(sequences: Sequences, heads: usize) -> Self {
         Self { sequences, has_prompts: false, fills_teams: heads.is_multiple_of(TEAM * ROWS) }

@@ -24,6 +24,8 @@ pub(crate) struct Group {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) dtype: DType,
+    /// What inputs may be rounded to.
+    pub(crate) compute: DType,
     /// Descriptions of the members for the copy engine, where it can be used.
     pub(crate) maps: Option<Memory>,
     /// The members where they are packed.
@@ -42,7 +44,8 @@ impl Group {
         assert!(!members.is_empty(), "a group of no matrices");
         let first = members[0];
         assert!(members.iter().all(|matrix| shape(matrix) == shape(first)), "matrices of a group differ in shape");
-        Self { pointers, count: members.len(), n: first.rows, k: first.cols, dtype: first.dtype, maps, packed }
+        let (n, k, dtype, compute) = (first.rows, first.cols, first.dtype, first.compute);
+        Self { pointers, count: members.len(), n, k, dtype, compute, maps, packed }
     }
 
     pub(crate) fn ptr(&self) -> CUdeviceptr {

@@ -110,6 +110,10 @@ pub(crate) struct Batch {
     /// What `selection` holds in this step, and where.
     selected: Vec<u32>,
     selected_at: CUdeviceptr,
+    /// Rows of sequences where some are left out, what they are in this step, and where.
+    kept_rows: Upload,
+    kept: Vec<usize>,
+    kept_at: CUdeviceptr,
     /// Rows as sequences of their own, and for how many there is room.
     alone: Option<Memory>,
     alone_rows: usize,
@@ -163,10 +167,34 @@ impl Batch {
         Sequences { pointers: self.pointers, count: self.sequences(), is_new: false }
     }
 
+    /// Tokens before each sequence's rows, and how many these are.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.ends.iter().zip(&self.lengths).map(|(end, rows)| (end - rows, *rows))
+    }
+
+    /// The sequences with so many rows in place of their own: those without any are left out.
+    pub(crate) fn kept(&mut self, device: &mut Device, rows: &[usize]) -> Sequences {
+        if self.kept != rows {
+            self.kept_rows.reserve(device, room_for(rows.len()));
+            self.kept_at = self.kept_rows.send(device, rows.len(), |numbers| {
+                numbers.iter_mut().zip(rows).for_each(|(to, rows)| *to = *rows as u32);
+            });
+            self.kept.clear();
+            self.kept.extend_from_slice(rows);
+        }
+        let pointers = Pointers { num_rows: self.kept_at, ..self.pointers };
+        Sequences { pointers, count: rows.len(), is_new: true }
+    }
+
+    /// Whether [`Self::alone`] has something to give for rows.
+    pub(crate) fn may_be_alone(&self, rows: &[u32]) -> bool {
+        self.has(Rows::Several) && !rows.is_empty() && rows.len() <= ALONE * self.sequences()
+    }
+
     /// Some rows, each as a sequence of its own with one row; none where these are hardly fewer, or all are that
     /// already.
     pub(crate) fn alone(&mut self, device: &mut Device, rows: &[u32]) -> Option<Sequences> {
-        if !self.has(Rows::Several) || rows.is_empty() || rows.len() > ALONE * self.sequences() {
+        if !self.may_be_alone(rows) {
             return None;
         }
         let selected = self.select(device, rows);
@@ -223,6 +251,7 @@ impl Batch {
         self.reserve(device, Capacity { rows, sequences, tables: 1, blocks: sequences * BLOCKS });
         // A row of each sequence has logits.
         self.selection.reserve(device, room_for(sequences));
+        self.kept_rows.reserve(device, room_for(sequences));
         self.reserve_alone(device, ALONE * sequences);
     }
 
@@ -268,6 +297,7 @@ impl Batch {
         self.blocks.clear();
         self.lengths.clear();
         self.selected.clear();
+        self.kept.clear();
         for sequence in sequences {
             assert!(sequence.first_row + sequence.num_rows <= self.rows, "rows of {sequence:?} in {}", self.rows);
             self.lengths.push(sequence.num_rows);

@@ -13,7 +13,7 @@
 // Rows of a block where there are few parts, and how many these may be; and parts that a thread asks for at a time: of
 // few, of many.
 #define FEW_ROWS (THREADS / 128)
-#define FEW 8u
+#define FEW 34u
 #define FEW_AT_ONCE 4u
 #define MANY_AT_ONCE 9u
 // Of a row's columns, where there are many.

@@ -339,8 +339,7 @@ impl Ops for CudaBackend {
     }
 
     fn activate(&mut self, x: Act, activation: Activation) {
-        self.append(Op::Opaque("activate"));
-        elementwise::activate(&mut self.device, self.acts.view(x), activation);
+        self.append(Op::Activate(self.acts.view(x), activation));
     }
 
     fn gate(&mut self, x: Act, gate: Cols, activation: Activation) {

@@ -1,5 +1,6 @@
 //! Products of many rows of 16 bits: a GPU has several kernels for them, each of which must be right.
 
+use super::rowwise::reference_activation;
 use super::{Random, encode, filled_in, gpu, host, round};
 use kernels::ops::{Activation, Backend, DType, Epilogue, Norm, NormKind};
 use kernels_cuda::{CudaOptions, GemmTactics};
@@ -182,6 +183,37 @@ fn gated() {
                             "{what}: row {row}, column {col} is {got}, want {want} (off by {error:e})"
                         );
                     }
+                }
+            }
+        }
+    }
+}
+
+/// A product, and an activation of each output.
+#[test]
+fn activated() {
+    for (name, mut backend) in backends() {
+        let backend = &mut *backend;
+        // Types take turns, and each has one function, so that as few kernels are compiled.
+        let halves = [(DType::Bf16, Activation::Gelu), (DType::F16, Activation::GeluTanh)];
+        for (shape, (dtype, activation)) in SHAPES.into_iter().zip(halves.into_iter().cycle()) {
+            let case = Case::new(shape, dtype, shape.0 % 4 != 0);
+            let matrix = backend.load_matrix(host(case.dtype, case.n, case.k, &case.bytes), case.dtype);
+            let bias = case.bias.as_ref().map(|bias| backend.load_vector(bias));
+            let x = filled_in(backend, case.k, &case.x, case.dtype);
+            let out = filled_in(backend, case.n, &vec![f32::NAN; case.rows * case.n], case.dtype);
+            backend.matmul_activated(x, matrix, bias, activation, out);
+            let got = backend.read(out);
+            let what = format!("{} {activation:?}", case.what(&name));
+            assert!(got.iter().all(|value| value.is_finite()), "{what}: all is written");
+            for row in case.compared() {
+                let sums = case.row(row);
+                for (col, (got, sum)) in got[row * case.n..][..case.n].iter().zip(&sums).enumerate() {
+                    let want = reference_activation(*sum, activation);
+                    // Where sums are rounded before it, a value near zero has their error.
+                    let (error, bound) = ((f64::from(*got) - want).abs(), step(case.dtype));
+                    let bound = bound * (want.abs() + sum.abs() + 0.1);
+                    assert!(error <= bound, "{what}: row {row}, column {col} is {got}, want {want} (off by {error:e})");
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! Operations on single rows: embedding, norms, gates, sums, picking.
 
-use super::{Random, backends, begin_rows, check_relative, check_same, encode, filled, host, poisoned};
+use super::{
+    Random, backends, begin_rows, check, check_relative, check_same, encode, filled, filled_in, host, poisoned, round,
+};
 use kernels::ops::{Activation, Backend, Batch, DType, Norm, NormKind, RowSelection};
 
 const WIDTHS: [usize; 8] = [1, 7, 16, 48, 100, 224, 960, 2048];
@@ -166,7 +168,7 @@ fn check_head_norm(backend: &mut dyn Backend, dim: usize, heads: usize, kind: No
     check_relative("head_norm", backend.read(act), &want, 1e-5);
 }
 
-fn reference_activation(x: f64, activation: Activation) -> f64 {
+pub(crate) fn reference_activation(x: f64, activation: Activation) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => x * gauss(x),
@@ -180,6 +182,32 @@ fn reference_activation(x: f64, activation: Activation) -> f64 {
             x / (1.0 + (-1.702 * x).exp())
         }
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+    }
+}
+
+/// In 16 bits each value is what rounding leaves of one within 4e-4 of itself, and NaN stays NaN.
+#[test]
+fn activations_of_16_bits() {
+    use Activation::{ClampedSwiGlu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Silu};
+    for mut backend in backends() {
+        for (dtype, rounding) in [(DType::Bf16, 2.0_f64.powi(-8)), (DType::F16, 2.0_f64.powi(-11))] {
+            for activation in [Silu, Gelu, GeluTanh, Relu, ReluSquared, ClampedSwiGlu { limit: 3.0 }, Sigmoid] {
+                // Odd, so that the last elements are no whole piece.
+                let values: Vec<f32> = (-2500..2501).map(|i| round(i as f32 / 500.0, dtype)).collect();
+                let act = filled_in(&mut *backend, values.len(), &values, dtype);
+                backend.activate(act, activation);
+                let want: Vec<f64> =
+                    values.iter().map(|x| reference_activation(f64::from(*x), activation)).collect();
+                let what = format!("{activation:?} in {dtype:?} on {}", backend.describe());
+                // Near zero f16 has steps of 2^-24, and a CPU's GELU the steps of 1.
+                let bound = |i: usize| (rounding + 4e-4) * want[i].abs() + 1e-7;
+                check(&what, backend.read(act), &want, bound);
+                let act = filled_in(&mut *backend, 9, &[f32::NAN; 9], dtype);
+                backend.activate(act, activation);
+                let is_kept = matches!(activation, Relu | ReluSquared) || backend.read(act).iter().all(|x| x.is_nan());
+                assert!(is_kept, "{what}: NaN");
+            }
+        }
     }
 }
 

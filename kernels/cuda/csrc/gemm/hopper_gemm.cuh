@@ -2,9 +2,6 @@
 #pragma once
 #include "activation.cuh"
 
-// `FUNCTION` where all columns are kept; else it is one of activation.cuh, and columns are [gate | up].
-#define ALL 7
-
 // `HopperShape` of src/gemm/matmul_wgmma.rs.
 struct HopperShape {
     u32 rows;

@@ -1,6 +1,7 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for up to ROWS rows on Hopper, or activation(gate) * up of the
-// columns [gate | up] of such a product: limited by reading w once, where a matrix has too few rows for a tile of them
-// on each multiprocessor. And parts of the norms before and after it (`split_norm.cuh`).
+// columns [gate | up] of such a product, or an activation of each column: limited by reading w once, where a matrix has
+// too few rows for a tile of them on each multiprocessor. And parts of the norms before and after it
+// (`split_norm.cuh`).
 //
 // Weights are the left operand, 64 of their rows for each warpgroup, and all rows of x the right one: no part of a tile
 // is empty, and w is read once. The blocks of a cluster have parts of k:
@@ -20,8 +21,9 @@
 #include "hopper_rows.cuh"
 #include "split_norm.cuh"
 
-// Compiled for one type and configuration (`src/gemm/matmul_split_k.rs`): what is kept (`FUNCTION` of `activation.cuh`,
-// or all columns), rows of x, warpgroups that multiply, parts of k, chunks of 64 elements of k in a stage, and stages.
+// Compiled for one type and configuration (`src/gemm/matmul_split_k.rs`): what is kept (`FUNCTION`: see
+// `activation.cuh`), rows of x, warpgroups that multiply, parts of k, chunks of 64 elements of k in a stage, and
+// stages.
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -47,7 +49,7 @@
 
 struct SplitK {
     typedef TYPE T;
-    static constexpr bool GATED = FUNCTION != ALL;
+    static constexpr bool GATED = FUNCTION < ALL, ACTIVATED = FUNCTION >= EACH_COLUMN;
     // Rows of w of a box, elements of a chunk, and bytes of both and of rows of x in a chunk.
     static constexpr u32 BOX = 64, CHUNK = 64, BOX_BYTES = BOX * CHUNK * 2, X_BYTES = ROWS * CHUNK * 2;
     static constexpr u32 STEP = CHUNKS * CHUNK, W_BYTES = GROUPS * CHUNKS * BOX_BYTES,
@@ -204,6 +206,7 @@ struct SplitK {
                     if (bias) add(up[j], *(const float4*)(bias + width + at));
                     gate(kept[j], up[j]);
                 }
+                if constexpr (ACTIVATED) activate(kept[j]);
                 add(kept[j], addends[j]);
                 write(out, index_of(four), kept[j]);
                 if (!GATED && after.squares) leave_normed(after, four, kept[j]);
@@ -239,10 +242,16 @@ struct SplitK {
 
     DEVICE void gate(float4& x, float4 up) const {
         const Activation activation = {FUNCTION, shape.limit};
-        x.x = activated<sigmoid_nearly>(activation, x.x) * gated_half(activation, up.x);
-        x.y = activated<sigmoid_nearly>(activation, x.y) * gated_half(activation, up.y);
-        x.z = activated<sigmoid_nearly>(activation, x.z) * gated_half(activation, up.z);
-        x.w = activated<sigmoid_nearly>(activation, x.w) * gated_half(activation, up.w);
+        x.x = activated<Nearly>(activation, x.x) * gated_half(activation, up.x);
+        x.y = activated<Nearly>(activation, x.y) * gated_half(activation, up.y);
+        x.z = activated<Nearly>(activation, x.z) * gated_half(activation, up.z);
+        x.w = activated<Nearly>(activation, x.w) * gated_half(activation, up.w);
+    }
+
+    DEVICE void activate(float4& x) const {
+        const Activation activation = {FUNCTION % EACH_COLUMN, shape.limit};
+        x.x = activated<Nearly>(activation, x.x), x.y = activated<Nearly>(activation, x.y);
+        x.z = activated<Nearly>(activation, x.z), x.w = activated<Nearly>(activation, x.w);
     }
 
     DEVICE void write(void* out, size_t at, float4 x) const {

@@ -1,6 +1,6 @@
 // out[rows, n] = x[rows, k] w[n, k]^T (+ bias) (+ out) for many rows on Hopper, or activation(gate) * up of the columns
-// [gate | up] of such a product: as expert_matmul_wgmma.cu, with the copy engine for both operands and the largest
-// products there are.
+// [gate | up] of such a product, or an activation of each column: as expert_matmul_wgmma.cu, with the copy engine for
+// both operands and the largest products there are.
 //
 // Blocks stay and take tiles of 128 rows and two boxes of columns in turn: neighbours, or where columns are gated, one
 // of gates and one of what they gate. Two blocks of a cluster have neighbouring rows and the same columns: each fetches
@@ -20,8 +20,8 @@
 #include "hopper_codes.cuh"
 #include "hopper_gemm.cuh"
 
-// Compiled for one type, what is kept (`FUNCTION` of `activation.cuh`, or all columns), rows of a tile, columns of a
-// box (112 or 128), blocks of a cluster, and stages (`src/gemm/matmul_wgmma.rs`).
+// Compiled for one type, what is kept (`FUNCTION`: see `activation.cuh`), rows of a tile, columns of a box (112 or
+// 128), blocks of a cluster, and stages (`src/gemm/matmul_wgmma.rs`).
 #ifndef TYPE
 #define TYPE bf16
 #define FUNCTION ALL
@@ -47,7 +47,7 @@ struct HopperProduct {
     typedef TYPE T;
     typedef Operands<CODES, T>::Element Element;
     typedef Operands<CODES, T>::Sum Sum;
-    static constexpr bool GATED = FUNCTION != ALL;
+    static constexpr bool GATED = FUNCTION < ALL, ACTIVATED = FUNCTION >= EACH_COLUMN;
     static constexpr u32 STEP = 64;
     static constexpr u32 BOX_BYTES = BOX * STEP * 2, X_BYTES = ROWS * STEP * 2, STAGE_BYTES = X_BYTES + 2 * BOX_BYTES;
     static constexpr u32 CONSUMING_WARPS = ROWS / 16;
@@ -166,6 +166,7 @@ struct HopperProduct {
             if constexpr (CODES != 0) scale(c, row, work.column, scales);
             if (bias) add_bias(c, work.column, bias);
             if constexpr (GATED) gate(c);
+            if constexpr (ACTIVATED) activate(c);
             if constexpr (STAGED) {
                 if (shape.wide) hand_over<f32>(to, c, row - lane / 4, work.column);
                 else hand_over<T>(to, c, row - lane / 4, work.column);
@@ -243,7 +244,13 @@ struct HopperProduct {
         const Activation activation = {FUNCTION, shape.limit};
 #pragma unroll
         for (u32 i = 0; i < SUMS / 2; i++)
-            c[i] = activated<sigmoid_nearly>(activation, c[i]) * gated_half(activation, c[SUMS / 2 + i]);
+            c[i] = activated<Nearly>(activation, c[i]) * gated_half(activation, c[SUMS / 2 + i]);
+    }
+
+    DEVICE void activate(f32 (&c)[SUMS]) const {
+        const Activation activation = {FUNCTION % EACH_COLUMN, shape.limit};
+#pragma unroll
+        for (u32 i = 0; i < SUMS; i++) c[i] = activated<Nearly>(activation, c[i]);
     }
 
     // 32 bytes of a row by four lanes at a time.

@@ -41,7 +41,6 @@ SAME_LAYOUT(Choices, Choices);
 
 // What a kernel that is compiled for a configuration keeps of a product: all of its columns, or `function(gate) * up`
 // of columns [gate | up].
-#define ALL 7
 #ifndef FUNCTION
 #define FUNCTION ALL
 #endif
@@ -63,7 +62,7 @@ struct ExpertShape {
     DEVICE u32 width() const { return GATED ? n / 2 : n; }
     DEVICE f32 gated(f32 gate, f32 up) const {
         const Activation activation = {FUNCTION, limit};
-        return activated<sigmoid_nearly>(activation, gate) * gated_half(activation, up);
+        return activated<Nearly>(activation, gate) * gated_half(activation, up);
     }
 };
 SAME_LAYOUT(ExpertShape, ExpertShape);

@@ -27,6 +27,7 @@ mod layer;
 mod many;
 mod mixture;
 mod packed;
+mod parallel;
 mod scans;
 mod sharded;
 
@@ -50,22 +51,27 @@ struct Model {
     inner: usize,
     soft_cap: Option<f32>,
     alibi: bool,
+    /// Whether attention and an MLP without a gate are branches side by side, and whether products have biases.
+    parallel: bool,
+    biased: bool,
 }
 
 impl Model {
     const fn new(name: &'static str, hidden: usize, [q, kv, dim]: [usize; 3], inner: usize) -> Self {
-        Self { name, hidden, heads: Heads { q, kv, dim, v_dim: dim }, inner, soft_cap: None, alibi: false }
+        let heads = Heads { q, kv, dim, v_dim: dim };
+        Self { name, hidden, heads, inner, soft_cap: None, alibi: false, parallel: false, biased: false }
     }
 }
 
-const MODELS: [Model; 8] = [
+const MODELS: [Model; 9] = [
     Model::new("Llama-8B", 4096, [32, 8, 128], 14336),
     Model::new("Qwen3-0.6B", 1024, [16, 8, 128], 3072),
     Model::new("Phi-3-mini", 3072, [32, 32, 96], 8192),
     Model::new("Gemma-3-4B", 2560, [8, 4, 256], 10240),
     Model { soft_cap: Some(50.0), ..Model::new("Gemma-2-9B", 3584, [16, 8, 256], 14336) },
     Model { alibi: true, ..Model::new("BLOOM-7B", 4096, [32, 32, 128], 16384) },
-    Model::new("Falcon-7B", 4544, [71, 1, 64], 18176),
+    Model { parallel: true, ..Model::new("Falcon-7B", 4544, [71, 1, 64], 18176) },
+    Model { parallel: true, biased: true, ..Model::new("GPT-NeoX-20B", 6144, [64, 64, 96], 24576) },
     Model::new("StableLM-2-12B", 5120, [32, 8, 160], 13824),
 ];
 
@@ -87,7 +93,7 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 14] = [
+const PARTS: [(&str, Part); 16] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
     ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
@@ -99,6 +105,8 @@ const PARTS: [(&str, Part); 14] = [
     ("layer", Bench::decode_layer),
     ("adapters", Bench::adapted_layer),
     ("prefill-layer", Bench::prefill_layer),
+    ("parallel-layer", Bench::parallel_layer),
+    ("long-decode", Bench::long_decode),
     ("many", Bench::many),
     ("packed", Bench::packed),
     ("packed-layer", Bench::packed_layer),
@@ -185,7 +193,7 @@ impl Bench {
         let folders = Folders::of(surroundings);
         let options = CudaOptions { folders, kernel_cache, ..options };
         let mut backend = CudaBackend::open(&options).map_err(|error| error.to_string())?;
-        let noise = noise(256 << 20);
+        let noise = noise(320 << 20);
         let (rows, width) = (65536, 2048);
         let bytes = &noise[..rows * width * 2];
         let matrix = backend.load_matrix(HostMatrix::plain(DType::Bf16, rows, width, bytes), DType::Bf16);

@@ -10,7 +10,7 @@ use crate::autotune::measure;
 use crate::autotune::tactics::{GemmProblem, bucket};
 use crate::autotune::trial::Trial;
 use crate::gemm::matmul::Matmul;
-use crate::gemm::product::{Gate, Product};
+use crate::gemm::product::{Activated, Gate, Product};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, MOMENT};
 use kernels::ops::{Activation, Epilogue, Matrix, Vector};
@@ -27,14 +27,14 @@ pub(crate) struct CallSite {
     pub(crate) w: Matrix,
     pub(crate) bias: Option<Vector>,
     pub(crate) out: View,
-    /// What gates its outputs next, and where to.
-    pub(crate) gate: Option<(Activation, View)>,
+    /// What gates its outputs next or is taken of each, and where to.
+    pub(crate) gate: Option<(Activated, Activation, View)>,
 }
 
 impl CallSite {
     /// Rows that its buffers have room for.
     fn room(&self) -> usize {
-        let gated = self.gate.map_or(usize::MAX, |(_, out)| out.most_rows);
+        let gated = self.gate.map_or(usize::MAX, |(.., out)| out.most_rows);
         self.x.most_rows.min(self.out.most_rows).min(gated)
     }
 }
@@ -290,7 +290,7 @@ impl CudaBackend {
         let x = self.matmul.input(View { rows, ..x }, w)?;
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
         let product = Product { x, w, bias, epilogue: Epilogue::Store, out: View { rows, ..out }, prepared: None };
-        let gate = gate.map(|(activation, out)| Gate { activation, out: View { rows, ..out }, prepared: None });
+        let gate = gate.map(|(of, activation, out)| Gate { of, activation, out: View { rows, ..out }, prepared: None });
         Some(run(&mut self.matmul, &mut self.device, product, gate))
     }
 }

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::gemm::cublaslt::{self, Algorithm};
+use crate::gemm::product::OutputFunction;
 use crate::jit::cache::{self, digest};
 use crate::jit::sources::{KERNELS, SPECIAL, headers};
-use crate::layers::elementwise::Function;
 use crate::options::GemmTactics;
 use crate::runtime::context::{Context, driver_version};
 use kernels::ops::DType;
@@ -28,14 +28,14 @@ pub(crate) struct GemmProblem {
     input: DType,
     output: DType,
     bias: bool,
-    /// The gate function that follows, as its number.
+    /// What gates the outputs or is taken of each, as its number.
     gate: Option<u32>,
 }
 
 /// How a product is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tactic {
-    /// cuBLASLt as it chooses itself; for a gated product its ungated problem's tactic, and then the gate.
+    /// cuBLASLt as it chooses itself; for a product with an activation the tactic of that without, and then a pass.
     Default,
     /// cuBLASLt with this algorithm.
     Library(Algorithm),
@@ -46,9 +46,9 @@ pub(crate) enum Tactic {
 }
 
 impl GemmProblem {
-    pub(crate) fn of(key: &cublaslt::Key, gate: Option<Function>) -> Self {
+    pub(crate) fn of(key: &cublaslt::Key, gate: Option<OutputFunction>) -> Self {
         let cublaslt::Key { rows, n, k, input, output, bias, .. } = *key;
-        Self { rows: bucket(rows), n, k, input, output, bias, gate: gate.map(|function| function.number) }
+        Self { rows: bucket(rows), n, k, input, output, bias, gate: gate.map(|function| function.number()) }
     }
 
     /// The same with other rows.
@@ -333,7 +333,7 @@ mod tests {
     fn problem(rows: usize, gate: bool) -> GemmProblem {
         let (n, k, input, output) = (28672, 4096, DType::Bf16, DType::Bf16);
         let key = cublaslt::Key { rows, n, k, input, output, bias: false, epilogue: Epilogue::Store };
-        GemmProblem::of(&key, gate.then(|| kernels::ops::Activation::Silu.into()))
+        GemmProblem::of(&key, gate.then(|| OutputFunction::gate(kernels::ops::Activation::Silu)))
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::gemm::cublaslt::{Algorithm, Candidates};
 use crate::gemm::matmul::{Matmul, run_own};
 use crate::gemm::matmul_skinny;
 use crate::gemm::matmul_wgmma;
-use crate::gemm::product::{Gate, Product, rounds_once};
+use crate::gemm::product::{Activated, Gate, Product, rounds_once};
 use crate::gemm::table::{self, Facts};
 use crate::jit::specialization::Special;
 use crate::layers::elementwise;
@@ -28,8 +28,8 @@ pub(crate) struct Trial {
     kind: GemmProblem,
     race: Race,
     tactics: Vec<Tactic>,
-    /// Where columns are gated: the product's own tactic, which the gate then follows. It is the first of the tactics,
-    /// as [`Tactic::Default`].
+    /// Where there is an activation: the product's own tactic, which a pass then follows. It is the first of the
+    /// tactics, as [`Tactic::Default`].
     apart: Option<Tactic>,
     candidates: Option<Candidates>,
 }
@@ -38,7 +38,7 @@ impl Matmul {
     /// Whether there is something to choose from.
     pub(crate) fn has_tactics(&self, device: &Device, product: &Product<'_>, gate: Option<Gate>) -> bool {
         match gate {
-            Some(gate) => matmul_wgmma::may_gate(Facts::of(device), product) && gate.out.dtype == product.w.dtype,
+            Some(gate) => matmul_wgmma::takes(Facts::of(device), product, &gate),
             None => {
                 let is_skinny = matmul_skinny::fits(Facts::of(device), product);
                 rounds_once(product) && !is_skinny && !self.is_small(device, product)
@@ -94,7 +94,10 @@ impl Matmul {
             (Some(_), _, tactic @ (Tactic::Wgmma | Tactic::SplitK)) => run_own(device, tactic, product, gate),
             (Some(gate), Some(apart), _) => {
                 let multiplied = multiply(device, apart);
-                elementwise::gated(device, product.out, gate.activation, gate.out);
+                match gate.of {
+                    Activated::Gates => elementwise::gated(device, product.out, gate.activation, gate.out),
+                    Activated::Each => elementwise::activate(device, product.out, gate.activation),
+                }
                 multiplied
             }
             (_, _, tactic) => multiply(device, tactic),

@@ -11,14 +11,14 @@ use crate::autotune::background::CallSite;
 use crate::comm::ranks::Ranks;
 use crate::gemm::matmul::Matmul;
 use crate::gemm::prepared::{InputForm, PreparedRows, gate_writes};
-use crate::gemm::product::{Gate, Product};
+use crate::gemm::product::{Activated, Gate, Product};
 use crate::gemm::table::Facts;
 use crate::layers::lora::Lora;
 use crate::layers::{elementwise, gated_norm, norm, norm_prepared};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
 use crate::weights::{Vector, Weights};
-use kernels::ops::{Act, DType, Epilogue, Mask};
+use kernels::ops::{Act, Activation, DType, Epilogue, Mask};
 
 /// A GEMM with its operands looked up.
 fn product<'a>(gemm: &Gemm, matrices: &'a [Weights], vectors: &'a mut [Vector]) -> Product<'a> {
@@ -32,6 +32,7 @@ pub(crate) fn fits(matmul: &Matmul, device: &Device, product: &Product<'_>, rank
     let stored = product.epilogue == Epilogue::Store && product.out.dtype == DType::F32;
     Fits {
         gate: Matmul::may_gate(device, product),
+        activate: Matmul::may_activate(device, product),
         add: Matmul::may_add(device, product),
         split_norm: matmul.may_precede_norm(device, product),
         end_norm: matmul.may_follow_norm(device, product),
@@ -97,6 +98,7 @@ impl CudaBackend {
                 self.launch_gemm(&gemm);
             }
             Op::Gated(gated) => elementwise::gated(&mut self.device, gated.gate_up, gated.activation, gated.out),
+            Op::Activate(x, activation) => elementwise::activate(&mut self.device, x, activation),
             Op::Rope(rope) => self.launch_rope(&rope),
             Op::Attention(attention) => self.launch_attention(&attention),
             // By its own code, once this returns.
@@ -106,6 +108,7 @@ impl CudaBackend {
                 self.lora.expand(&mut self.device, lora.site, splits, lora.out);
             }
             Op::GatedGemm(gemm, gated) => self.launch_gated(&gemm, gated),
+            Op::ActivatedGemm(gemm, activation) => self.launch_activated(&gemm, activation),
             Op::AdaptedGemm(gemm, lora) => self.launch_adapted(&gemm, lora, None),
             Op::AdaptedGatedGemm(gemm, lora, gated) => self.launch_adapted(&gemm, lora, Some(gated)),
             Op::AddNormGemm(gemm, norm, by) => {
@@ -179,9 +182,22 @@ impl CudaBackend {
         }
     }
 
+    /// A GEMM and an activation of its outputs: the same.
+    fn launch_activated(&mut self, gemm: &Gemm, activation: Activation) {
+        let gate = Gate { of: Activated::Each, activation, out: gemm.out, prepared: None };
+        if !self.run_with(gemm, gate) {
+            self.launch_gemm(gemm);
+            self.launch(Op::Activate(gemm.out, activation));
+        }
+    }
+
     /// Both in one kernel, which may write what it gates in a second way; false where none does all that.
     fn run_gated(&mut self, gemm: &Gemm, gated: Gated, prepared: Option<PreparedRows>) -> bool {
-        let gate = Gate { activation: gated.activation, out: gated.out, prepared };
+        let gate = Gate { of: Activated::Gates, activation: gated.activation, out: gated.out, prepared };
+        self.run_with(gemm, gate)
+    }
+
+    fn run_with(&mut self, gemm: &Gemm, gate: Gate) -> bool {
         self.note_gemm(gemm, Some(gate));
         let mut product = product(gemm, &self.matrices, &mut self.vectors);
         match gemm.before {
@@ -235,7 +251,7 @@ impl CudaBackend {
     /// A GEMM, what adapters add to it, and the gate of both, in one kernel; false where none does all that.
     fn run_gated_adapted(&mut self, gemm: &Gemm, lora: Lora, splits: usize, gated: Gated) -> bool {
         let Some(adapters) = self.lora.of_gate(&self.device, lora, splits) else { return false };
-        let gate = Gate { activation: gated.activation, out: gated.out, prepared: None };
+        let gate = Gate { of: Activated::Gates, activation: gated.activation, out: gated.out, prepared: None };
         let product = product(gemm, &self.matrices, &mut self.vectors);
         // Blocks write what others still read.
         gated.out.ptr != gemm.x.ptr && self.matmul.run_gated_adapted(&mut self.device, &product, gate, adapters)
@@ -286,7 +302,7 @@ impl CudaBackend {
     pub(crate) fn note_gemm(&mut self, gemm: &Gemm, gate: Option<Gate>) {
         let mut product = product(gemm, &self.matrices, &mut self.vectors);
         let Gemm { x, w, bias, out, .. } = *gemm;
-        let site = CallSite { x, w, bias, out, gate: gate.map(|gate| (gate.activation, gate.out)) };
+        let site = CallSite { x, w, bias, out, gate: gate.map(|gate| (gate.of, gate.activation, gate.out)) };
         if product.is_short() && self.tuner.note(product.problem(gate), site) {
             Self::order(&self.matmul, &self.device, &mut product, gate);
         }

@@ -28,6 +28,7 @@
 //!
 //! [`CudaBackend::flush`]: crate::CudaBackend::flush
 
+pub(crate) mod activated_gemm;
 pub(crate) mod adapted_gemm;
 pub(crate) mod add_norm;
 pub(crate) mod all_reduce_add_norm;

@@ -30,6 +30,8 @@ pub(crate) enum Op {
     Gate(ColumnGate),
     Gemm(Gemm),
     Gated(Gated),
+    /// `x = activation(x)`.
+    Activate(View, Activation),
     Rope(Rope),
     Attention(Attention),
     Lora(Lora),
@@ -39,6 +41,8 @@ pub(crate) enum Op {
     Opaque(&'static str),
     /// `out = activation(gate) * up` of a GEMM's columns `[gate | up]`, which are not written.
     GatedGemm(Gemm, Gated),
+    /// The same of each output: `out = activation(x w^T + bias)`.
+    ActivatedGemm(Gemm, Activation),
     /// A GEMM and what adapters add to it, shrunk before it.
     AdaptedGemm(Gemm, Lora),
     /// The same of `[gate | up]`, gated.
@@ -127,6 +131,8 @@ pub(crate) struct Gemm {
 pub(crate) struct Fits {
     /// Gate its outputs.
     pub(crate) gate: bool,
+    /// Take an activation of each output.
+    pub(crate) activate: bool,
     /// Add its outputs to a residual, for less than a launch of its own takes.
     pub(crate) add: bool,
     /// The same, and the first half of a norm of the sum.
@@ -236,6 +242,7 @@ impl Op {
             Self::HeadNorm(norm) => only(norm.x, norm.x),
             Self::Gemm(gemm) => only(gemm.x, gemm.out),
             Self::Gated(gated) => only(gated.gate_up, gated.out),
+            Self::Activate(x, _) => only(*x, *x),
             Self::Rope(rope) => only(rope.qkv, rope.qkv),
             Self::Attention(attention) => only(attention.qkv, attention.out),
             _ => Access::Any,

@@ -3,7 +3,7 @@
 use super::op::{Op, Selected};
 use super::split_norm::{self, SplitNorm};
 use super::{
-    adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, gated_norm, head_norms, norm_add_norm, prepared_rows,
+    activated_gemm, adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, gated_norm, head_norms, norm_add_norm, prepared_rows,
     rounded_part,
 };
 use cudarc::driver::sys::CUdeviceptr;
@@ -30,7 +30,8 @@ pub(super) fn rewrite(list: &mut Vec<Op>, count: usize, to: Op) -> Verdict {
 type Rule = fn(&mut Vec<Op>, Option<&SplitNorm>) -> Verdict;
 
 /// All rules. The last one may go on with what another one has made.
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
+    activated_gemm::rule,
     adapted_gemm::rule,
     add_norm::rule,
     all_reduce_add_norm::rule,

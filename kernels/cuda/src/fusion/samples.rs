@@ -44,8 +44,18 @@ const CACHE: Cache = Cache { keys: 100, values: 101, shape: SHAPE, scales: SCALE
 
 /// What kernels for few rows can do: end a norm and gate 16-bit outputs, or begin a norm of f32 sums.
 const GATES: Fits =
-    Fits { gate: true, add: false, split_norm: false, end_norm: true, all_reduce: false, prepare: false, reads: None };
-const SPLITS: Fits = Fits { gate: false, split_norm: true, ..GATES };
+    Fits { gate: true, activate: true, end_norm: true, ..NOTHING };
+const NOTHING: Fits = Fits {
+    gate: false,
+    activate: false,
+    add: false,
+    split_norm: false,
+    end_norm: false,
+    all_reduce: false,
+    prepare: false,
+    reads: None,
+};
+const SPLITS: Fits = Fits { split_norm: true, end_norm: true, ..NOTHING };
 
 pub(crate) const fn gemm(x: View, weights: CUdeviceptr, out: View) -> Op {
     let weights = Stored { ptr: weights, dtype: T, rows: out.width, cols: x.width };

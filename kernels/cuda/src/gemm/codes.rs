@@ -9,7 +9,7 @@ use kernels::ops::{Activation, DType, Epilogue, InputRounding, WeightFormat};
 
 use crate::gemm::matmul_packed::{InputShape, rows_shape};
 use crate::gemm::matmul_packed_wgmma::MOST_ROWS;
-use crate::gemm::product::{Gate, Product};
+use crate::gemm::product::{Activated, Gate, OutputFunction, Product};
 use crate::gemm::table::Facts;
 use crate::gemm::{matmul_packed_wgmma, matmul_wgmma};
 use crate::jit::specialization::{HOPPER, Special};
@@ -89,7 +89,7 @@ pub(crate) fn fits_many(facts: Facts, product: &Product<'_>, gate: Option<Gate>)
 /// Whether a product of very many rows may gate its outputs.
 pub(crate) fn may_gate_many(facts: Facts, product: &Product<'_>) -> bool {
     let out = View { width: product.out.width / 2, ..product.out };
-    fits_many(facts, product, Some(Gate { activation: Activation::Silu, out, prepared: None }))
+    fits_many(facts, product, Some(Gate { of: Activated::Gates, activation: Activation::Silu, out, prepared: None }))
 }
 
 /// Bytes of the codes of a matrix row by row; 0 where no product is one of codes.
@@ -134,7 +134,7 @@ pub(crate) fn run_many(device: &mut Device, product: &Product<'_>, gate: Option<
 /// Kernels for products of very many rows with a matrix; gates are nearly always SiLU.
 pub(crate) fn specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
     let code = takes(facts, w).filter(|_| matmul_wgmma::has_room(facts, MOST_ROWS + 1));
-    let functions = [None, Some(Activation::Silu.into())];
+    let functions = [None, Some(OutputFunction::gate(Activation::Silu))];
     code.map_or_else(Vec::new, |code| {
         functions.map(|function| matmul_wgmma::special_of_codes(dtype, function, code)).into()
     })

@@ -374,6 +374,11 @@ impl Matmul {
         self.tactics.may_be(Tactic::SplitK) && matmul_split_k::is_small(Facts::of(device), product)
     }
 
+    /// Whether some kernel may take an activation of a product's outputs.
+    pub(crate) fn may_activate(device: &Device, product: &Product<'_>) -> bool {
+        matmul_wgmma::may_activate(Facts::of(device), product)
+    }
+
     /// Whether some kernel may gate a product's outputs.
     pub(crate) fn may_gate(device: &Device, product: &Product<'_>) -> bool {
         let facts = Facts::of(device);

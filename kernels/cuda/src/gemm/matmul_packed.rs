@@ -105,7 +105,7 @@ pub(crate) fn run(device: &mut Device, product: &Product<'_>, gate: Option<Gate>
     let shape = Shape { grid, block: 32 * config.warps, shared: 0 };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let few = product.shape(to);
-    let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.function());
+    let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.activation.into());
     device.launch_special(special, shape, args![to.ptr, x.ptr, packed.argument(), bias, few, function])
 }
 

@@ -204,7 +204,7 @@ fn launch(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, rows: 
     let launch = Shape { grid: [tiles * config.parts, 1], block: config.threads(), shared: config.shared() };
     let bias: CUdeviceptr = bias.as_ref().map_or(0, |bias| bias.ptr());
     let shape = product.shape(to);
-    let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.function());
+    let function = gate.map_or(Function { number: 0, limit: 0.0 }, |gate| gate.activation.into());
     let special = config.special(packed.kind, inputs, gate.is_some());
     let prepared = gate.and_then(|gate| gate.prepared).unwrap_or(PreparedRows::NONE);
     let weights = packed.argument();

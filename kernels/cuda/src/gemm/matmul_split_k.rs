@@ -5,10 +5,9 @@ use cudarc::driver::sys::{CUdeviceptr, CUtensorMap};
 
 use crate::fusion::split_norm::{After, Before, may_precede};
 use crate::gemm::matmul_wgmma::{ALL, HopperShape};
-use crate::gemm::product::{Gate, Product};
+use crate::gemm::product::{Activated, Gate, OutputFunction, Product};
 use crate::gemm::table::{Facts, Fused};
 use crate::jit::specialization::{HOPPER, Special};
-use crate::layers::elementwise::Function;
 use crate::layers::lora_mma::{GateAdapters, Half};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Shape, args};
@@ -87,9 +86,9 @@ impl Config {
         Some(Self { depth: config.depth(blocks, steps(parts).div_ceil(parts)), ..config })
     }
 
-    fn special(&self, dtype: DType, function: Option<Function>) -> Special {
+    fn special(&self, dtype: DType, function: Option<OutputFunction>) -> Special {
         let Self { rows, groups, parts, chunks, depth } = *self;
-        let function = function.map_or(ALL, |function| function.number as usize);
+        let function = function.map_or(ALL, |function| function.number() as usize);
         let sizes = [
             ("FUNCTION", function),
             ("ROWS", rows),
@@ -160,15 +159,16 @@ pub(crate) fn may_add(facts: Facts, product: &Product<'_>) -> bool {
 }
 
 /// The kernel for a product that [`fits`].
-pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<Function>) -> Option<Special> {
+pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<OutputFunction>) -> Option<Special> {
     Some(config(facts, product, function)?.special(product.w.dtype, function))
 }
 
-fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<Function>) -> Option<Config> {
-    Config::of(x.rows, [w.rows, w.cols], function.is_some(), facts.multiprocessors)
+fn config(facts: Facts, Product { x, w, .. }: &Product<'_>, function: Option<OutputFunction>) -> Option<Config> {
+    let gated = function.is_some_and(|function| function.of == Activated::Gates);
+    Config::of(x.rows, [w.rows, w.cols], gated, facts.multiprocessors)
 }
 
-/// Queues a product that [`fits`]; with a gate, one that `matmul_wgmma::may_gate`, whose gated outputs alone are
+/// Queues a product that [`fits`]; with a gate, one that `matmul_wgmma::takes`, of which what that makes alone is
 /// written; with parts of the norms before it and, where it is not gated, after it. False where it cannot be done.
 pub(crate) fn run_between(device: &mut Device, product: &Product<'_>, fused: &Fused) -> bool {
     let (before, after) = (fused.before.unwrap_or_default(), fused.after.unwrap_or_default());
@@ -204,7 +204,7 @@ struct Call {
 }
 
 impl Call {
-    fn new(device: &Device, product: &Product<'_>, function: Option<Function>, out: View) -> Option<Self> {
+    fn new(device: &Device, product: &Product<'_>, function: Option<OutputFunction>, out: View) -> Option<Self> {
         let Product { x, w, bias, .. } = product;
         let [n, k] = [w.rows, w.cols];
         let config = config(Facts::of(device), product, function)?;
@@ -226,7 +226,7 @@ pub(crate) fn adapted_specials(facts: Facts, [n, k]: [usize; 2], dtype: DType) -
     if facts.arch != HOPPER || !k.is_multiple_of(CHUNK) || !n.is_multiple_of(2 * GROUP) {
         return Vec::new();
     }
-    let silu = Function::from(Activation::Silu);
+    let silu = OutputFunction::gate(Activation::Silu);
     let few = ROWS.into_iter().filter(|rows| *rows <= FEW_ROWS);
     let configs = few.filter_map(|rows| Config::of(rows, [n, k], true, facts.multiprocessors));
     configs.map(|config| config.special(dtype, Some(silu)).with("ADAPTED", 1)).collect()
@@ -251,7 +251,7 @@ pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
     const LAYERS: [[usize; 2]; 7] =
         [[6144, 4096], [4096, 4096], [4096, 14336], [4096, 1024], [1024, 2048], [6144, 1024], [1024, 3072]];
     const MULTIPROCESSORS: usize = 132;
-    let silu = Function::from(Activation::Silu);
+    let silu = OutputFunction::gate(Activation::Silu);
     ROWS.into_iter().flat_map(move |rows| {
         let plain = LAYERS.map(|shape| (shape, None)).into_iter();
         let gated = [[28672, 4096], [6144, 1024]].map(|shape| (shape, Some(silu)));
@@ -319,8 +319,8 @@ mod tests {
     fn usual_kernels_are_apart() {
         let ahead: Vec<Special> = usual(DType::Bf16).collect();
         let gated = Config::of(64, [28672, 4096], true, 132).expect("few rows");
-        assert!(ahead.contains(&gated.special(DType::Bf16, Some(Activation::Silu.into()))));
-        assert!(!ahead.contains(&gated.special(DType::Bf16, Some(Activation::Relu.into()))));
+        assert!(ahead.contains(&gated.special(DType::Bf16, Some(OutputFunction::gate(Activation::Silu)))));
+        assert!(!ahead.contains(&gated.special(DType::Bf16, Some(OutputFunction::gate(Activation::Relu)))));
     }
 
     #[test]

@@ -1,15 +1,14 @@
-//! Launches `kernels/cuda/csrc/gemm/matmul_wgmma.cu`: products of many rows on Hopper, and what gates their outputs or
-//! adds them to others.
+//! Launches `kernels/cuda/csrc/gemm/matmul_wgmma.cu`: products of many rows on Hopper, and what gates or activates
+//! their outputs, or adds them to others.
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use crate::gemm::codes::CodedInput;
 use crate::gemm::matmul_packed_wgmma;
-use crate::gemm::product::{Gate, GemmShape, MANY_ROWS, Product};
+use crate::gemm::product::{Activated, Gate, GemmShape, MANY_ROWS, OutputFunction, Product};
 use crate::gemm::table::Facts;
 use crate::jit::layouts::twin;
 use crate::jit::specialization::{HOPPER, Special};
-use crate::layers::elementwise::Function;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Shape, args};
 use crate::runtime::tensor_map::tensor_map;
@@ -29,7 +28,7 @@ const PLACE_BYTES: usize = PLACE_ROWS * 128;
 const PLACES: usize = 2;
 /// Fewer rows are `matmul_skinny`'s.
 const LEAST_ROWS: usize = 17;
-/// `ALL` of hopper_gemm.cuh: no function.
+/// `ALL` of activation.cuh: no function.
 pub(crate) const ALL: usize = 7;
 
 /// How the kernel is compiled: rows of `x` in a tile, blocks of a cluster, stages, rows of a box of `w`.
@@ -72,9 +71,9 @@ impl Config {
         usual.into_iter().chain(tall).min_by_key(time).unwrap_or(usual[0])
     }
 
-    fn special(&self, dtype: DType, function: Option<Function>, code: Option<Code>) -> Special {
+    fn special(&self, dtype: DType, function: Option<OutputFunction>, code: Option<Code>) -> Special {
         let Self { rows, blocks, depth, columns } = *self;
-        let function = function.map_or(ALL, |function| function.number as usize);
+        let function = function.map_or(ALL, |function| function.number() as usize);
         let sizes = [("FUNCTION", function), ("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), ("BOX", columns)];
         let codes = code.map(|code| ("CODES", code as usize));
         Special::new("matmul_wgmma", dtype, &sizes.into_iter().chain(codes).collect::<Vec<_>>())
@@ -106,8 +105,8 @@ twin!(HopperShape = "HopperShape" { product: "rows", limit });
 
 impl HopperShape {
     /// Of a product whose outputs, or what the function leaves of them, go to `out`.
-    pub(crate) fn new(product: &Product<'_>, out: View, function: Option<Function>) -> Self {
-        Self { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit) }
+    pub(crate) fn new(product: &Product<'_>, out: View, function: Option<OutputFunction>) -> Self {
+        Self { product: product.shape(out), limit: function.map_or(0.0, |function| function.limit()) }
     }
 
     /// Of rows of `columns` numbers of 16 bits.
@@ -139,7 +138,8 @@ struct Operands {
 
 /// What is compiled ahead: gates are nearly always SiLU, and only products of many rows are done without one.
 pub(crate) fn usual(dtype: DType) -> impl Iterator<Item = Special> {
-    let gated = Config::all().map(move |config| config.special(dtype, Some(Activation::Silu.into()), None));
+    let gated =
+        Config::all().map(move |config| config.special(dtype, Some(OutputFunction::gate(Activation::Silu)), None));
     let plain = BOXES_ROWS.map(|columns| Config::with(MANY_ROWS + 1, columns).special(dtype, None, None));
     gated.chain(plain)
 }
@@ -163,8 +163,22 @@ pub(crate) fn has_room(facts: Facts, rows: usize) -> bool {
 
 /// Whether it can gate its outputs too.
 pub(crate) fn may_gate(facts: Facts, product: &Product<'_>) -> bool {
+    may_activate(facts, product) && product.w.rows.is_multiple_of(2 * PIECE)
+}
+
+/// Whether it can take an activation of its outputs too.
+pub(crate) fn may_activate(facts: Facts, product: &Product<'_>) -> bool {
     let Product { w, epilogue, out, .. } = product;
-    fits(facts, product) && *epilogue == Epilogue::Store && out.dtype == w.dtype && w.rows.is_multiple_of(2 * PIECE)
+    fits(facts, product) && *epilogue == Epilogue::Store && out.dtype == w.dtype
+}
+
+/// Whether it can do what an activation makes of its outputs too.
+pub(crate) fn takes(facts: Facts, product: &Product<'_>, gate: &Gate) -> bool {
+    let may = match gate.of {
+        Activated::Gates => may_gate,
+        Activated::Each => may_activate,
+    };
+    may(facts, product) && gate.out.dtype == product.w.dtype
 }
 
 /// Whether tiles of a gated product are nearly full. An H100 gates up to 256 rows by this kernel in 85 to 95 % of the
@@ -177,24 +191,24 @@ pub(crate) fn wastes_little(facts: Facts, product: &Product<'_>, gate: Gate) -> 
 }
 
 /// The kernel for a product that [`fits`].
-pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<Function>, out: View) -> Special {
+pub(crate) fn special(facts: Facts, product: &Product<'_>, function: Option<OutputFunction>, out: View) -> Special {
     config(facts, product, function, out).1.special(product.w.dtype, function, None)
 }
 
 /// Boxes of a tile, and how the kernel is compiled.
-fn config(facts: Facts, product: &Product<'_>, function: Option<Function>, out: View) -> (usize, Config) {
-    let boxes = if function.is_some() { BOXES / 2 } else { BOXES };
+fn config(facts: Facts, product: &Product<'_>, function: Option<OutputFunction>, out: View) -> (usize, Config) {
+    let boxes = if function.is_some_and(|function| function.of == Activated::Gates) { BOXES / 2 } else { BOXES };
     (boxes, Config::of(product.x.rows, out.width, boxes, facts.multiprocessors))
 }
 
 /// The kernel for products of many rows of codes.
-pub(crate) fn special_of_codes(dtype: DType, function: Option<Function>, code: Code) -> Special {
+pub(crate) fn special_of_codes(dtype: DType, function: Option<OutputFunction>, code: Code) -> Special {
     Config::with(matmul_packed_wgmma::MOST_ROWS + 1, BOXES_ROWS[0]).special(dtype, function, Some(code))
 }
 
-/// Queues a product that [`fits`]; with a function one that [`may_gate`], gated and written to `out` alone. False where
-/// it cannot be done.
-pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<Function>, out: View) -> bool {
+/// Queues a product that [`fits`]; with a function one that this [`takes`], of which that alone is written, to `out`.
+/// False where it cannot be done.
+pub(crate) fn run(device: &mut Device, product: &Product<'_>, function: Option<OutputFunction>, out: View) -> bool {
     let Product { x, w, .. } = product;
     let (columns, dtype, scales) = (w.cols, w.dtype, CodeScales::default());
     let operands = Operands { x: x.ptr, w: w.ptr(), columns, dtype, code: None, scales };
@@ -218,7 +232,7 @@ pub(crate) fn run_codes(
 
 /// What is kept of a product's outputs, and where.
 struct Kept {
-    function: Option<Function>,
+    function: Option<OutputFunction>,
     out: View,
 }
 
@@ -252,13 +266,13 @@ mod tests {
     #[test]
     fn every_kernel_is_compiled_ahead_and_apart() {
         let ahead: Vec<Special> = usual(DType::Bf16).collect();
-        let once = |rows, function: Option<Function>, boxes| {
+        let once = |rows, function: Option<OutputFunction>, boxes| {
             let special = Config::of(rows, 14336, boxes, 132).special(DType::Bf16, function, None);
             assert_eq!(ahead.iter().filter(|known| **known == special).count(), 1, "{rows} rows");
         };
         [17, 64, 65, 128, 129, 192, 193, 8192]
             .into_iter()
-            .for_each(|rows| once(rows, Some(Activation::Silu.into()), 1));
+            .for_each(|rows| once(rows, Some(OutputFunction::gate(Activation::Silu)), 1));
         [MANY_ROWS + 1, 8192].into_iter().for_each(|rows| once(rows, None, 2));
     }
 

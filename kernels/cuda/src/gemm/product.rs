@@ -1,4 +1,4 @@
-//! A product of rows with a matrix, and the gate that may follow it: what every kernel for products is asked.
+//! A product of rows with a matrix, and the activation that may follow it: what every kernel for products is asked.
 
 use crate::autotune::tactics::{GemmProblem, bucket};
 use crate::gemm::cublaslt::{Key, Operands};
@@ -45,9 +45,45 @@ impl GemmShape {
     }
 }
 
-/// What gates a product's outputs next, and where to.
+/// Which outputs of a product an activation is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Activated {
+    /// Of the first half of `[gate | up]`, which it multiplies the other by: `activation(gate) * up`.
+    Gates,
+    /// Of each output.
+    Each,
+}
+
+/// An activation of a product's outputs, as Hopper's kernels are compiled for it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct OutputFunction {
+    pub(crate) of: Activated,
+    function: Function,
+}
+
+impl OutputFunction {
+    pub(crate) fn gate(activation: Activation) -> Self {
+        Self { of: Activated::Gates, function: activation.into() }
+    }
+
+    /// `FUNCTION` of the kernels: see activation.cuh.
+    pub(crate) fn number(&self) -> u32 {
+        const EACH_COLUMN: u32 = 8;
+        match self.of {
+            Activated::Gates => self.function.number,
+            Activated::Each => EACH_COLUMN + self.function.number,
+        }
+    }
+
+    pub(crate) fn limit(&self) -> f32 {
+        self.function.limit
+    }
+}
+
+/// What gates a product's outputs next, or what is taken of each, and where to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
+    pub(crate) of: Activated,
     pub(crate) activation: Activation,
     pub(crate) out: View,
     /// Where else, as the next product reads it.
@@ -55,8 +91,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn function(&self) -> Function {
-        self.activation.into()
+    pub(crate) fn function(&self) -> OutputFunction {
+        OutputFunction { of: self.of, function: self.activation.into() }
     }
 }
 

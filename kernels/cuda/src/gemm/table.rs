@@ -7,10 +7,9 @@
 use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::codes::CodedInput;
-use crate::gemm::product::{Gate, MANY_ROWS, Product, rounds_once};
+use crate::gemm::product::{Activated, Gate, MANY_ROWS, OutputFunction, Product, rounds_once};
 use crate::gemm::{codes, matmul, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
 use crate::jit::specialization::Special;
-use crate::layers::elementwise::Function;
 use crate::runtime::arch::Arch;
 use crate::runtime::device::Device;
 use kernels::ops::DType;
@@ -37,7 +36,7 @@ impl Facts {
 pub(crate) struct Fused {
     /// The rest of a norm of the input.
     pub(crate) before: Option<Before>,
-    /// The gate of the outputs, written instead of them.
+    /// What gates the outputs or is taken of each, written instead of them.
     pub(crate) gate: Option<Gate>,
     /// The first part of the norm after it.
     pub(crate) after: Option<After>,
@@ -61,8 +60,13 @@ impl Fused {
         self.gate.is_none() && !self.has_norms()
     }
 
-    /// Of the gate.
-    pub(crate) fn function(&self) -> Option<Function> {
+    /// Whether an activation is taken of each output, which few kernels do.
+    fn activates(&self) -> bool {
+        self.gate.is_some_and(|gate| gate.of == Activated::Each)
+    }
+
+    /// Of the outputs.
+    pub(crate) fn function(&self) -> Option<OutputFunction> {
         self.gate.map(|gate| gate.function())
     }
 }
@@ -119,7 +123,9 @@ pub(crate) const KERNELS: &[GemmKernel] =
 /// Some rows of 8-bit codes with such weights, on Hopper.
 const PACKED_CODES: GemmKernel = GemmKernel {
     name: "packed-codes",
-    fits: |facts, product, fused| !fused.has_norms() && codes::fits_packed(facts, product, fused.gate),
+    fits: |facts, product, fused| {
+        !fused.has_norms() && !fused.activates() && codes::fits_packed(facts, product, fused.gate)
+    },
     selection: Selection::Always,
     launch: Launch::Coded(|device, product, fused, x| matmul_packed_wgmma::run_codes(device, product, fused.gate, x)),
 };
@@ -128,7 +134,8 @@ const PACKED_CODES: GemmKernel = GemmKernel {
 const WGMMA_CODES: GemmKernel = GemmKernel {
     name: "wgmma-codes",
     fits: |facts, product, fused| {
-        !fused.has_norms() && !fused.prepares() && codes::fits_many(facts, product, fused.gate)
+        let plain = !fused.has_norms() && !fused.prepares() && !fused.activates();
+        plain && codes::fits_many(facts, product, fused.gate)
     },
     selection: Selection::Always,
     launch: Launch::Coded(|device, product, fused, x| codes::run_many(device, product, fused.gate, x)),
@@ -138,7 +145,7 @@ const WGMMA_CODES: GemmKernel = GemmKernel {
 const PACKED_WGMMA: GemmKernel = GemmKernel {
     name: "packed-wgmma",
     fits: |facts, product, fused| match fused {
-        _ if fused.has_norms() => false,
+        _ if fused.has_norms() || fused.activates() => false,
         Fused { gate: Some(gate), .. } => {
             matmul_packed_wgmma::may_gate(facts, product) && gate.out.dtype == product.x.dtype
         }
@@ -152,7 +159,7 @@ const PACKED_WGMMA: GemmKernel = GemmKernel {
 const PACKED: GemmKernel = GemmKernel {
     name: "packed",
     fits: |facts, product, fused| match fused {
-        _ if fused.has_norms() || fused.prepares() => false,
+        _ if fused.has_norms() || fused.prepares() || fused.activates() => false,
         Fused { gate: Some(gate), .. } => matmul_packed::may_gate(facts, product) && gate.out.dtype == product.x.dtype,
         _ => matmul_packed::fits(facts, product),
     },
@@ -172,6 +179,7 @@ const PACKED_PLAIN: GemmKernel = GemmKernel {
 const SKINNY: GemmKernel = GemmKernel {
     name: "skinny",
     fits: |facts, product, fused| match fused.gate {
+        _ if fused.activates() => false,
         Some(gate) => matmul_skinny::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
         None => matmul_skinny::fits(facts, product),
     },
@@ -190,7 +198,7 @@ const WGMMA: GemmKernel = GemmKernel {
     name: "wgmma",
     fits: |facts, product, fused| match fused {
         _ if fused.has_norms() => false,
-        Fused { gate: Some(gate), .. } => matmul_wgmma::may_gate(facts, product) && gate.out.dtype == product.w.dtype,
+        Fused { gate: Some(gate), .. } => matmul_wgmma::takes(facts, product, gate),
         _ => matmul_wgmma::fits(facts, product),
     },
     selection: Selection::Tuned(Tuned {
@@ -199,8 +207,9 @@ const WGMMA: GemmKernel = GemmKernel {
             gate.is_some() || (product.x.rows > MANY_ROWS && matmul_wgmma::fits(facts, product))
         },
         presumed: |facts, product, gate| {
-            matmul_wgmma::may_gate(facts, product)
-                && gate.is_some_and(|gate| matmul_wgmma::wastes_little(facts, product, gate))
+            gate.is_some_and(|gate| {
+                matmul_wgmma::takes(facts, product, &gate) && matmul_wgmma::wastes_little(facts, product, gate)
+            })
         },
         specialise: |facts, product, gate| {
             let out = gate.map_or(product.out, |gate| gate.out);
@@ -217,8 +226,8 @@ const WGMMA: GemmKernel = GemmKernel {
 const SPLIT_K: GemmKernel = GemmKernel {
     name: "split-k",
     fits: |facts, product, fused| {
-        let may_gate = |gate: Gate| matmul_wgmma::may_gate(facts, product) && gate.out.dtype == product.w.dtype;
-        matmul_split_k::fits(facts, product) && fused.gate.is_none_or(may_gate)
+        let takes = |gate: Gate| matmul_wgmma::takes(facts, product, &gate);
+        matmul_split_k::fits(facts, product) && fused.gate.is_none_or(takes)
     },
     selection: Selection::Tuned(Tuned {
         tactic: Tactic::SplitK,

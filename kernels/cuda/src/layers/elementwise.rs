@@ -23,10 +23,13 @@ impl From<Activation> for Function {
 }
 
 pub(crate) fn activate(device: &mut Device, x: View, activation: Activation) {
+    /// Bytes of a piece, which a thread has at a time.
+    const PIECE: usize = 16;
     let count = x.elements();
-    device.launch(
+    let shape = Shape::elements(count.div_ceil(PIECE / x.dtype.size()));
+    device.launch_early(
         Name::of("activate", &[x.dtype]),
-        Shape::elements(count),
+        shape,
         args![x.ptr, Function::from(activation), count as u64],
     );
 }

@@ -115,6 +115,7 @@ impl Planner {
             Op::Gemm(gemm) if gemm.epilogue == Epilogue::Store => self.gemm(&gemm, rest),
             Op::HeadNorm(_) | Op::Rope(_) => self.attention(ops),
             Op::Opaque(name) => Err(format!("one kernel has no {name}")),
+            Op::Activate(..) => Err("one kernel has no activation but of a gate".to_owned()),
             Op::Gate(_) => Err("one kernel has no gate of columns".to_owned()),
             Op::AllReduce(..) => Err("one kernel has no all_reduce".to_owned()),
             Op::Lora(_) => Err("one kernel has no adapters".to_owned()),

@@ -50,6 +50,7 @@ impl Case {
 
     fn gated(&self) -> Fused {
         Fused::gate(Some(Gate {
+            of: Activated::Gates,
             activation: Activation::Silu,
             out: self.view(self.n / 2, self.output),
             prepared: None,

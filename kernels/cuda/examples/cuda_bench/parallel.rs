@@ -1,0 +1,183 @@
+//! A layer whose attention and MLP, which has no gate, are parallel branches: its operations one by one, and all of it
+//! as a model has them.
+
+use super::{Bench, MOST_ROWS, Model, ROTATION, Work};
+use kernels::ops::*;
+use kernels_cuda::CudaBackend;
+
+/// Launches that are timed at once: they are long.
+const CALLS: usize = 16;
+/// Rows of a step that are no power of 2.
+const ROWS: usize = 7000;
+
+/// A layer's operations: what they are done with, weights several times.
+struct Layer {
+    heads: Heads,
+    weights: Vec<[Matrix; 4]>,
+    biases: [Option<Vector>; 4],
+    cache: KvLayer,
+    norm: Norm,
+    /// The MLP's own norm, or that of attention.
+    second: Option<Norm>,
+    rope: Rope,
+    attention: Attention,
+    activation: Activation,
+    qkv: Act,
+    normed: Act,
+    attended: Act,
+    inner: Act,
+    residual: Act,
+    delta: Act,
+}
+
+type Step = fn(&Layer, &mut CudaBackend, usize);
+
+impl Layer {
+    fn new(bench: &mut Bench, model: &Model) -> Self {
+        let Model { hidden, heads, inner, .. } = *model;
+        let (qkv_width, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);
+        let shapes = [[qkv_width, hidden], [hidden, mixed], [inner, hidden], [hidden, inner]];
+        let elements: usize = shapes.iter().map(|[n, k]| n * k).sum();
+        let copies = ROTATION.div_ceil(2 * elements).max(2);
+        let two_norms = model.biased;
+        let biases = shapes.map(|[n, _]| model.biased.then(|| bench.backend.load_vector(&vec![0.25; n])));
+        let ones = Some(bench.backend.load_vector(&vec![1.0; hidden]));
+        let zeros = Some(bench.backend.load_vector(&vec![0.0; hidden]));
+        let norm = Norm { kind: NormKind::Layer, weight: ones, bias: zeros, eps: 1e-5 };
+        let rotary_dim = if model.biased { heads.dim / 4 } else { heads.dim };
+        let inv_freq = bench.backend.load_vector(&vec![0.5; rotary_dim / 2]);
+        let qkv = bench.act(MOST_ROWS, qkv_width);
+        Self {
+            heads,
+            weights: (0..copies).map(|_| shapes.map(|[n, k]| bench.matrix(n, k))).collect(),
+            biases,
+            cache: bench.caches(heads, qkv, MOST_ROWS, DType::Bf16.into())[0],
+            norm,
+            second: two_norms.then_some(norm),
+            rope: Rope { inv_freq, rotary_dim, style: RopeStyle::Halves, mscale: 1.0 },
+            attention: bench.attention(model),
+            activation: if model.biased { Activation::GeluTanh } else { Activation::Gelu },
+            qkv,
+            normed: bench.act(MOST_ROWS, hidden),
+            attended: bench.act(MOST_ROWS, mixed),
+            inner: bench.act(MOST_ROWS, inner),
+            residual: bench.noisy_act(MOST_ROWS, hidden, DType::F32),
+            delta: bench.noisy_act(MOST_ROWS, hidden, DType::F32),
+        }
+    }
+
+    fn weights(&self, i: usize) -> [Matrix; 4] {
+        self.weights[i % self.weights.len()]
+    }
+
+    fn product(&self, backend: &mut CudaBackend, i: usize, index: usize, epilogue: Epilogue) {
+        let Self { qkv, normed, attended, inner, delta, .. } = *self;
+        let (x, out) = [(normed, qkv), (attended, delta), (normed, inner), (inner, delta)][index];
+        backend.matmul(x, self.weights(i)[index], self.biases[index], epilogue, out);
+    }
+
+    fn raise(&self, backend: &mut CudaBackend, i: usize) {
+        backend.matmul_activated(self.normed, self.weights(i)[2], self.biases[2], self.activation, self.inner);
+    }
+
+    fn all(&self, backend: &mut CudaBackend, i: usize) {
+        let Self { heads, norm, rope, cache, attention, qkv, normed, attended, residual, delta, .. } = *self;
+        backend.add_norm(residual, delta, norm, normed);
+        self.product(backend, i, 0, Epilogue::Store);
+        backend.rope_and_cache(qkv, heads, Some(rope), cache);
+        backend.attention(qkv, attention, cache, None, attended);
+        self.product(backend, i, 1, Epilogue::Store);
+        if let Some(second) = self.second {
+            backend.norm(residual, second, normed);
+        }
+        self.raise(backend, i);
+        self.product(backend, i, 3, Epilogue::Accumulate);
+    }
+}
+
+/// The operations of a layer, by name.
+const STEPS: [(&str, Step); 10] = [
+    ("qkv", |layer, backend, i| layer.product(backend, i, 0, Epilogue::Store)),
+    ("rotate and cache", |layer, backend, _| {
+        backend.rope_and_cache(layer.qkv, layer.heads, Some(layer.rope), layer.cache)
+    }),
+    ("attention", |layer, backend, _| {
+        backend.attention(layer.qkv, layer.attention, layer.cache, None, layer.attended)
+    }),
+    ("o", |layer, backend, i| layer.product(backend, i, 1, Epilogue::Store)),
+    ("norm", |layer, backend, _| backend.norm(layer.residual, layer.norm, layer.normed)),
+    ("up", |layer, backend, i| layer.product(backend, i, 2, Epilogue::Store)),
+    ("activation", |layer, backend, _| backend.activate(layer.inner, layer.activation)),
+    ("up and activation", |layer, backend, i| layer.raise(backend, i)),
+    ("down, added", |layer, backend, i| layer.product(backend, i, 3, Epilogue::Accumulate)),
+    ("add and norm", |layer, backend, _| backend.add_norm(layer.residual, layer.delta, layer.norm, layer.normed)),
+];
+
+impl Bench {
+    /// A layer of a step of one prompt: each operation, and all of them for some numbers of rows; the share is that of
+    /// its products and attention.
+    pub(crate) fn parallel_layer(&mut self, model: &Model) {
+        if !model.parallel {
+            return;
+        }
+        let layer = Layer::new(self, model);
+        self.begin(&[(0, ROWS)]);
+        for (name, step) in STEPS {
+            let seconds = self.time_calls(0, CALLS, |backend, i| step(&layer, backend, i));
+            self.report(model.name, &format!("{name}, {ROWS} rows"), seconds, work(model, name, ROWS));
+        }
+        for rows in [4088, ROWS, MOST_ROWS] {
+            self.begin(&[(0, rows)]);
+            let seconds = self.time_calls(0, CALLS, |backend, i| layer.all(backend, i));
+            let flops = ["qkv", "attention", "o", "up", "down, added"].map(|name| work(model, name, rows).flops);
+            let work = Work { bytes: 0.0, flops: flops.iter().sum() };
+            self.report(model.name, &format!("parallel layer, {rows} rows"), seconds, work);
+        }
+    }
+
+    /// Attention of decode steps over long contexts, where many query heads have one key head.
+    pub(crate) fn long_decode(&mut self, model: &Model) {
+        let heads = model.heads;
+        if heads.kv > 1 {
+            return;
+        }
+        const TOKENS: usize = 32 * 32768;
+        let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
+        let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
+        let attention = self.attention(model);
+        let caches = self.caches(heads, qkv, TOKENS, DType::Bf16.into());
+        for (rows, length) in
+            [(32, 32768), (8, 131_072), (8, 32768), (1, 131_072), (1, 32768), (64, 4096), (64, 1024), (64, 256), (1, 256)]
+        {
+            self.begin(&vec![(length - 1, 1); rows]);
+            let seconds = self.time(0, |backend, i| {
+                backend.attention(qkv, attention, caches[i % caches.len()], None, out);
+            });
+            let tokens = rows * length;
+            let bytes = (tokens * heads.kv * heads.dim * 4) as f64;
+            let work = Work { bytes, flops: (4 * tokens * heads.q * heads.dim) as f64 };
+            self.report(model.name, &format!("decode attention, {rows} rows of {length}"), seconds, work);
+        }
+    }
+}
+
+/// What an operation must at least move or compute.
+fn work(model: &Model, name: &str, rows: usize) -> Work {
+    let Model { hidden, heads, inner, .. } = *model;
+    let (qkv, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);
+    let flops = match name {
+        "qkv" => 2 * rows * qkv * hidden,
+        "o" => 2 * rows * mixed * hidden,
+        "up" | "up and activation" | "down, added" => 2 * rows * inner * hidden,
+        "attention" => 2 * rows * (rows + 1) * mixed,
+        _ => 0,
+    };
+    let bytes = match name {
+        "rotate and cache" => rows * (4 * qkv + 2 * heads.kv * heads.dim),
+        "norm" => 6 * rows * hidden,
+        "activation" => 4 * rows * inner,
+        "add and norm" => 14 * rows * hidden,
+        _ => 0,
+    };
+    Work { bytes: bytes as f64, flops: flops as f64 }
+}

@@ -6,7 +6,7 @@ use kernels::ops::{Act, Backend, DType, ExpertRouting};
 use model_spec::ModelSpec;
 
 use crate::linear::OwnColumns;
-use crate::network::{Head, Modules, Output, ProjectedLinear, WideLogits};
+use crate::network::{Head, Layer, Modules, Output, ProjectedLinear, WideLogits};
 
 /// Activation buffers of a network outside its layers.
 pub(crate) struct Activations {
@@ -14,6 +14,8 @@ pub(crate) struct Activations {
     pub(crate) x: Act,
     /// Its norm.
     pub(crate) normed: Act,
+    /// Its norm for a second branch, where layers have parallel branches with a norm each.
+    pub(crate) other_normed: Option<Act>,
     /// What is to be added to it.
     pub(crate) delta: Act,
     /// Rows of the embedding, where they are not as wide as the residual stream.
@@ -114,10 +116,12 @@ impl Activations {
     ) -> Self {
         let hidden = spec.hidden_size;
         let mixed = modules.layers.last().map_or(hidden, |layer| layer.mixer.width());
+        let two_norms = modules.layers.iter().any(Layer::has_two_norms);
         let projects = modules.input.as_ref().is_some_and(|input| input.project.is_some());
         Self {
             x: buffers.exact("residual stream", 1, hidden, backend),
             normed: buffers.shared("norm", 1, hidden, backend),
+            other_normed: two_norms.then(|| buffers.shared("norm of a second branch", 1, hidden, backend)),
             delta: buffers.exact("delta", 1, hidden, backend),
             embedded: projects.then(|| buffers.exact("embedding", 1, spec.embedding.width, backend)),
             output: modules.output.as_ref().map(|output| {

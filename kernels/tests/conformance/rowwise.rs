@@ -185,6 +185,37 @@ pub(crate) fn reference_activation(x: f64, activation: Activation) -> f64 {
     }
 }
 
+/// Two norms of the same rows, as parallel branches have them, give the bits of each alone.
+#[test]
+fn two_norms_of_the_same_rows() {
+    for mut backend in backends() {
+        for (width, kind) in
+            WIDTHS.into_iter().chain([6144, 9000]).zip([NormKind::Layer, NormKind::Rms].into_iter().cycle())
+        {
+            for precision in [DType::F32, DType::Bf16, DType::F16] {
+                let mut random = Random(width as u64);
+                let x = filled(&mut *backend, width, &random.values(5 * width));
+                let mut norm = |bias: bool| {
+                    let mut vector = || backend.load_vector(&random.values(width));
+                    Norm { kind, weight: Some(vector()), bias: bias.then(vector), eps: 1e-5 }
+                };
+                let norms = [norm(true), norm(false)];
+                let outs = [(); 2].map(|()| filled_in(&mut *backend, width, &vec![f32::NAN; 5 * width], precision));
+                let alone = [0, 1].map(|i| {
+                    backend.norm(x, norms[i], outs[i]);
+                    backend.read(outs[i]).to_vec()
+                });
+                outs.into_iter().for_each(|out| backend.host_mut(out).fill(f32::NAN));
+                backend.norm(x, norms[0], outs[0]);
+                backend.norm(x, norms[1], outs[1]);
+                for (out, alone) in outs.into_iter().zip(&alone) {
+                    check_same(&format!("{kind:?} of {width}"), backend.read(out), alone);
+                }
+            }
+        }
+    }
+}
+
 /// In 16 bits each value is what rounding leaves of one within 4e-4 of itself, and NaN stays NaN.
 #[test]
 fn activations_of_16_bits() {
@@ -196,8 +227,7 @@ fn activations_of_16_bits() {
                 let values: Vec<f32> = (-2500..2501).map(|i| round(i as f32 / 500.0, dtype)).collect();
                 let act = filled_in(&mut *backend, values.len(), &values, dtype);
                 backend.activate(act, activation);
-                let want: Vec<f64> =
-                    values.iter().map(|x| reference_activation(f64::from(*x), activation)).collect();
+                let want: Vec<f64> = values.iter().map(|x| reference_activation(f64::from(*x), activation)).collect();
                 let what = format!("{activation:?} in {dtype:?} on {}", backend.describe());
                 // Near zero f16 has steps of 2^-24, and a CPU's GELU the steps of 1.
                 let bound = |i: usize| (rounding + 4e-4) * want[i].abs() + 1e-7;

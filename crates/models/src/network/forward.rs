@@ -103,6 +103,7 @@ impl ForwardPass<'_, '_> {
             && self.means.is_empty()
             && self.output_rows.len() < self.num_rows;
         let input = self.enter(layer.before_attention, residual);
+        let mlp_input = self.second_input(layer).unwrap_or(input);
         if index > 0 {
             self.observe(index);
         }
@@ -111,7 +112,8 @@ impl ForwardPass<'_, '_> {
         if narrow && self.output_rows.is_empty() {
             return Ok(());
         }
-        self.mix(layer, narrow);
+        let (epilogue, out) = self.branch_output(layer);
+        self.mix(layer, narrow, epilogue, out);
         match residual {
             Residual::Sequential | Residual::Normed => {
                 self.leave(layer.after_attention, layer.residual_scale)?;
@@ -119,11 +121,13 @@ impl ForwardPass<'_, '_> {
                     return Ok(());
                 }
                 let input = self.enter(layer.before_mlp, residual);
-                self.feed_forward(layer, input, Epilogue::Store);
+                self.feed_forward(layer, input, Epilogue::Store, out);
             }
             Residual::Parallel => {
-                let input = if layer.before_mlp.is_some() { self.enter(layer.before_mlp, residual) } else { input };
-                self.feed_forward(layer, input, Epilogue::Accumulate);
+                self.feed_forward(layer, mlp_input, Epilogue::Accumulate, out);
+                if epilogue == Epilogue::Accumulate {
+                    return Ok(());
+                }
             }
         }
         self.leave(layer.after_mlp, layer.residual_scale)
@@ -150,6 +154,24 @@ impl ForwardPass<'_, '_> {
         normed
     }
 
+    /// The MLP's input where it is computed beside attention and has its own norm: of the same rows.
+    fn second_input(&mut self, layer: &Layer) -> Option<Act> {
+        let (norm, out) = layer.before_mlp.filter(|_| layer.has_two_norms()).zip(self.activations.other_normed)?;
+        self.backend.norm(self.x, norm, out);
+        Some(out)
+    }
+
+    /// Where attention's branch goes, and how: to `delta`, but straight to `x` where branches are computed side by
+    /// side, none reads `x` any more, and nothing else is to be done to what they give.
+    fn branch_output(&self, layer: &Layer) -> (Epilogue, Act) {
+        let reads_norms = layer.residual == Residual::Parallel && layer.before_attention.is_some();
+        if reads_norms && layer.residual_scale == 1.0 && self.ranks.group.world_size() == 1 {
+            (Epilogue::Accumulate, self.x)
+        } else {
+            (Epilogue::Store, self.activations.delta)
+        }
+    }
+
     /// Makes `delta` what is to be added to `x`.
     fn leave(&mut self, norm: Option<Norm>, scale: f32) -> Result<(), ForwardError> {
         let delta = self.activations.delta;
@@ -164,9 +186,9 @@ impl ForwardPass<'_, '_> {
         Ok(())
     }
 
-    /// The mixer's rows and their output projection. `narrow`: from here on, `x` is the rows that the head is asked
-    /// for.
-    fn mix(&mut self, layer: &Layer, narrow: bool) {
+    /// The mixer's rows and their output projection, into `out`. `narrow`: from here on, `x` is the rows that the head
+    /// is asked for.
+    fn mix(&mut self, layer: &Layer, narrow: bool, epilogue: Epilogue, out: Act) {
         let only = narrow.then_some(RowSelection { rows: self.output_rows });
         let all = layer.mixer.attend(only, self.backend);
         let mixed = match self.activations.output.as_ref().zip(only) {
@@ -179,13 +201,13 @@ impl ForwardPass<'_, '_> {
             }
             None => all,
         };
-        layer.output.run(mixed, Epilogue::Store, self.activations.delta, self.backend);
+        layer.output.run(mixed, epilogue, out, self.backend);
     }
 
-    /// The feed-forward part of `input` into `delta`.
-    fn feed_forward(&mut self, layer: &Layer, input: Act, epilogue: Epilogue) {
+    /// The feed-forward part of `input` into `out`.
+    fn feed_forward(&mut self, layer: &Layer, input: Act, epilogue: Epilogue, out: Act) {
         if let Some(feed_forward) = &layer.feed_forward {
-            feed_forward.run(input, epilogue, self.activations.delta, self.backend);
+            feed_forward.run(input, epilogue, out, self.backend);
         }
     }
 

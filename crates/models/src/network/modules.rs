@@ -53,6 +53,13 @@ pub(crate) struct Layer {
     pub residual_scale: f32,
 }
 
+impl Layer {
+    /// Whether its parts are computed side by side, each of a norm of its own.
+    pub(crate) fn has_two_norms(&self) -> bool {
+        self.residual == Residual::Parallel && self.before_mlp.is_some()
+    }
+}
+
 /// From the residual stream to what the network gives.
 pub(crate) struct Output {
     pub norm: Option<Norm>,

@@ -118,6 +118,7 @@ impl CudaBackend {
             Op::AllReduce(x, wire) => self.launch_all_reduce(x, wire),
             Op::AllReduceAddNorm(norm, wire) => self.launch_all_reduce_add_norm(norm, wire),
             Op::NormAddNorm(first, sum) => norm::norm_add_norm(&mut self.device, first.params, sum),
+            Op::TwoNorms(first, second) => norm::two_norms(&mut self.device, first, second),
             Op::Prepared(maker, reader) => self.launch_prepared(maker, &reader),
         }
     }

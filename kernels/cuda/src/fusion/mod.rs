@@ -19,7 +19,7 @@
 //!   or says no. None looks at the device; what the kernels for a GEMM can do is a fact of the operation
 //!   ([`op::Fits`]). So every rule is tested by itself.
 //! - **Lookahead** is bounded: an operation leaves the list with the first one behind it that no rule combines it with.
-//!   A GEMM, a norm in place, a gate and a sum over ranks wait for one operation, the norms of heads and a GEMM that
+//!   A GEMM, a norm, a gate and a sum over ranks wait for one operation, the norms of heads and a GEMM that
 //!   ranks add up for two. Most operations wait for nothing, so the device is fed as early as without a list.
 //! - **Order** is kept: operations are launched as they were appended. Only the second half of a split norm
 //!   (`split_norm`) comes later, or never where nothing reads it.
@@ -42,6 +42,7 @@ pub(crate) mod pass;
 pub(crate) mod prepared_rows;
 pub(crate) mod rounded_part;
 pub(crate) mod split_norm;
+pub(crate) mod two_norms;
 
 #[cfg(test)]
 pub(crate) mod samples;

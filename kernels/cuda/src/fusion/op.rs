@@ -53,6 +53,8 @@ pub(crate) enum Op {
     AllReduceAddNorm(AddNorm, DType),
     /// A norm in place of what is added, and the norm of the sum; the addend is left in any state.
     NormAddNorm(Norm, AddNorm),
+    /// Two norms of the same rows, which differ in weights and biases alone.
+    TwoNorms(Norm, Norm),
     /// A gate, and the norm of all that it gates.
     GatedNorm(ColumnGate, HeadNorm),
     /// Rows that are also written as the product reads them that follows.

@@ -3,8 +3,8 @@
 use super::op::{Op, Selected};
 use super::split_norm::{self, SplitNorm};
 use super::{
-    activated_gemm, adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, gated_norm, head_norms, norm_add_norm, prepared_rows,
-    rounded_part,
+    activated_gemm, adapted_gemm, add_norm, all_reduce_add_norm, gated_gemm, gated_norm, head_norms, norm_add_norm,
+    prepared_rows, rounded_part, two_norms,
 };
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -30,7 +30,7 @@ pub(super) fn rewrite(list: &mut Vec<Op>, count: usize, to: Op) -> Verdict {
 type Rule = fn(&mut Vec<Op>, Option<&SplitNorm>) -> Verdict;
 
 /// All rules. The last one may go on with what another one has made.
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     activated_gemm::rule,
     adapted_gemm::rule,
     add_norm::rule,
@@ -40,6 +40,7 @@ const RULES: [Rule; 10] = [
     head_norms::rule,
     norm_add_norm::rule,
     rounded_part::rule,
+    two_norms::rule,
     prepared_rows::rule,
 ];
 

@@ -43,8 +43,7 @@ const SHAPE: KvShape = KvShape {
 const CACHE: Cache = Cache { keys: 100, values: 101, shape: SHAPE, scales: SCALES, first_block: 102 };
 
 /// What kernels for few rows can do: end a norm and gate 16-bit outputs, or begin a norm of f32 sums.
-const GATES: Fits =
-    Fits { gate: true, activate: true, end_norm: true, ..NOTHING };
+const GATES: Fits = Fits { gate: true, activate: true, end_norm: true, ..NOTHING };
 const NOTHING: Fits = Fits {
     gate: false,
     activate: false,

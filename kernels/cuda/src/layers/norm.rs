@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::fusion::op::{AddNorm, HeadNorm};
+use crate::fusion::op::{AddNorm, HeadNorm, Norm};
 use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
@@ -43,6 +43,14 @@ pub(crate) fn norm(device: &mut Device, x: View, params: Params, out: View) {
     let shape = shape(x.rows, x.width);
     let name = Name::in_file("norm", by_width(x.width, "norm", "norm_wide"), &[x.dtype, out.dtype]);
     device.launch_early(name, shape, args![x.ptr, params, out.ptr, x.width as u32]);
+}
+
+/// Two norms of the same rows, which are f32, to one type; they differ in weights and biases alone.
+pub(crate) fn two_norms(device: &mut Device, first: Norm, second: Norm) {
+    let (Norm { x, params, out }, other) = (first, second.out);
+    let name = Name::in_file("norm", by_width(x.width, "two_norms", "two_norms_wide"), &[x.dtype, out.dtype]);
+    let shape = shape(x.rows, x.width);
+    device.launch_early(name, shape, args![x.ptr, params, second.params, out.ptr, other.ptr, x.width as u32]);
 }
 
 /// The residual is f32.

@@ -24,6 +24,8 @@ struct Layer {
     activation: Activation,
     qkv: Act,
     normed: Act,
+    /// The input of an MLP with its own norm.
+    other: Act,
     attended: Act,
     inner: Act,
     residual: Act,
@@ -59,6 +61,7 @@ impl Layer {
             activation: if model.biased { Activation::GeluTanh } else { Activation::Gelu },
             qkv,
             normed: bench.act(MOST_ROWS, hidden),
+            other: bench.act(MOST_ROWS, hidden),
             attended: bench.act(MOST_ROWS, mixed),
             inner: bench.act(MOST_ROWS, inner),
             residual: bench.noisy_act(MOST_ROWS, hidden, DType::F32),
@@ -70,46 +73,76 @@ impl Layer {
         self.weights[i % self.weights.len()]
     }
 
-    fn product(&self, backend: &mut CudaBackend, i: usize, index: usize, epilogue: Epilogue) {
+    fn product(&self, backend: &mut CudaBackend, i: usize, index: usize) {
         let Self { qkv, normed, attended, inner, delta, .. } = *self;
         let (x, out) = [(normed, qkv), (attended, delta), (normed, inner), (inner, delta)][index];
-        backend.matmul(x, self.weights(i)[index], self.biases[index], epilogue, out);
+        backend.matmul(x, self.weights(i)[index], self.biases[index], Epilogue::Store, out);
     }
 
-    fn raise(&self, backend: &mut CudaBackend, i: usize) {
-        backend.matmul_activated(self.normed, self.weights(i)[2], self.biases[2], self.activation, self.inner);
+    /// A product of a branch's end, added to a buffer.
+    fn add(&self, backend: &mut CudaBackend, i: usize, index: usize, out: Act) {
+        let x = if index == 1 { self.attended } else { self.inner };
+        backend.matmul(x, self.weights(i)[index], self.biases[index], Epilogue::Accumulate, out);
     }
 
-    fn all(&self, backend: &mut CudaBackend, i: usize) {
-        let Self { heads, norm, rope, cache, attention, qkv, normed, attended, residual, delta, .. } = *self;
-        backend.add_norm(residual, delta, norm, normed);
-        self.product(backend, i, 0, Epilogue::Store);
+    fn raise(&self, backend: &mut CudaBackend, i: usize, x: Act) {
+        backend.matmul_activated(x, self.weights(i)[2], self.biases[2], self.activation, self.inner);
+    }
+
+    fn attend(&self, backend: &mut CudaBackend, i: usize) {
+        let Self { heads, rope, cache, attention, qkv, attended, .. } = *self;
+        self.product(backend, i, 0);
         backend.rope_and_cache(qkv, heads, Some(rope), cache);
         backend.attention(qkv, attention, cache, None, attended);
-        self.product(backend, i, 1, Epilogue::Store);
-        if let Some(second) = self.second {
+    }
+
+    /// As on one rank: branches are added to the residual stream.
+    fn all(&self, backend: &mut CudaBackend, i: usize) {
+        let Self { norm, second, normed, other, residual, .. } = *self;
+        backend.norm(residual, norm, normed);
+        let input = second.map_or(normed, |second| {
+            backend.norm(residual, second, other);
+            other
+        });
+        self.attend(backend, i);
+        self.add(backend, i, 1, residual);
+        self.raise(backend, i, input);
+        self.add(backend, i, 3, residual);
+    }
+
+    /// As on one of several ranks, but for their sum: branches are added to each other first.
+    fn all_summed(&self, backend: &mut CudaBackend, i: usize) {
+        let Self { norm, second, normed, residual, delta, .. } = *self;
+        backend.add_norm(residual, delta, norm, normed);
+        self.attend(backend, i);
+        self.product(backend, i, 1);
+        if let Some(second) = second {
             backend.norm(residual, second, normed);
         }
-        self.raise(backend, i);
-        self.product(backend, i, 3, Epilogue::Accumulate);
+        self.raise(backend, i, normed);
+        self.add(backend, i, 3, delta);
     }
 }
 
-/// The operations of a layer, by name.
-const STEPS: [(&str, Step); 10] = [
-    ("qkv", |layer, backend, i| layer.product(backend, i, 0, Epilogue::Store)),
+/// The operations of a layer, by name. Products that are added are measured as those that are stored.
+const STEPS: [(&str, Step); 13] = [
+    ("qkv", |layer, backend, i| layer.product(backend, i, 0)),
     ("rotate and cache", |layer, backend, _| {
         backend.rope_and_cache(layer.qkv, layer.heads, Some(layer.rope), layer.cache)
     }),
-    ("attention", |layer, backend, _| {
-        backend.attention(layer.qkv, layer.attention, layer.cache, None, layer.attended)
-    }),
-    ("o", |layer, backend, i| layer.product(backend, i, 1, Epilogue::Store)),
+    ("attention", |layer, backend, _| backend.attention(layer.qkv, layer.attention, layer.cache, None, layer.attended)),
+    ("o", |layer, backend, i| layer.product(backend, i, 1)),
+    ("o, added", |layer, backend, i| layer.add(backend, i, 1, layer.residual)),
     ("norm", |layer, backend, _| backend.norm(layer.residual, layer.norm, layer.normed)),
-    ("up", |layer, backend, i| layer.product(backend, i, 2, Epilogue::Store)),
+    ("two norms", |layer, backend, _| {
+        backend.norm(layer.residual, layer.norm, layer.normed);
+        backend.norm(layer.residual, layer.norm, layer.other);
+    }),
+    ("up", |layer, backend, i| layer.product(backend, i, 2)),
     ("activation", |layer, backend, _| backend.activate(layer.inner, layer.activation)),
-    ("up and activation", |layer, backend, i| layer.raise(backend, i)),
-    ("down, added", |layer, backend, i| layer.product(backend, i, 3, Epilogue::Accumulate)),
+    ("up and activation", |layer, backend, i| layer.raise(backend, i, layer.normed)),
+    ("down", |layer, backend, i| layer.product(backend, i, 3)),
+    ("down, added", |layer, backend, i| layer.add(backend, i, 3, layer.residual)),
     ("add and norm", |layer, backend, _| backend.add_norm(layer.residual, layer.delta, layer.norm, layer.normed)),
 ];
 
@@ -126,12 +159,15 @@ impl Bench {
             let seconds = self.time_calls(0, CALLS, |backend, i| step(&layer, backend, i));
             self.report(model.name, &format!("{name}, {ROWS} rows"), seconds, work(model, name, ROWS));
         }
-        for rows in [4088, ROWS, MOST_ROWS] {
+        let layers: [(&str, Step); 2] = [("parallel layer", Layer::all), ("the same, summed first", Layer::all_summed)];
+        for (rows, (name, run)) in
+            [4088, ROWS, MOST_ROWS].into_iter().flat_map(|rows| layers.map(|layer| (rows, layer)))
+        {
             self.begin(&[(0, rows)]);
-            let seconds = self.time_calls(0, CALLS, |backend, i| layer.all(backend, i));
-            let flops = ["qkv", "attention", "o", "up", "down, added"].map(|name| work(model, name, rows).flops);
+            let seconds = self.time_calls(0, CALLS, |backend, i| run(&layer, backend, i));
+            let flops = ["qkv", "attention", "o", "up", "down"].map(|name| work(model, name, rows).flops);
             let work = Work { bytes: 0.0, flops: flops.iter().sum() };
-            self.report(model.name, &format!("parallel layer, {rows} rows"), seconds, work);
+            self.report(model.name, &format!("{name}, {rows} rows"), seconds, work);
         }
     }
 
@@ -146,9 +182,17 @@ impl Bench {
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
         let attention = self.attention(model);
         let caches = self.caches(heads, qkv, TOKENS, DType::Bf16.into());
-        for (rows, length) in
-            [(32, 32768), (8, 131_072), (8, 32768), (1, 131_072), (1, 32768), (64, 4096), (64, 1024), (64, 256), (1, 256)]
-        {
+        for (rows, length) in [
+            (32, 32768),
+            (8, 131_072),
+            (8, 32768),
+            (1, 131_072),
+            (1, 32768),
+            (64, 4096),
+            (64, 1024),
+            (64, 256),
+            (1, 256),
+        ] {
             self.begin(&vec![(length - 1, 1); rows]);
             let seconds = self.time(0, |backend, i| {
                 backend.attention(qkv, attention, caches[i % caches.len()], None, out);
@@ -167,14 +211,15 @@ fn work(model: &Model, name: &str, rows: usize) -> Work {
     let (qkv, mixed) = ((heads.q + 2 * heads.kv) * heads.dim, heads.q * heads.dim);
     let flops = match name {
         "qkv" => 2 * rows * qkv * hidden,
-        "o" => 2 * rows * mixed * hidden,
-        "up" | "up and activation" | "down, added" => 2 * rows * inner * hidden,
+        "o" | "o, added" => 2 * rows * mixed * hidden,
+        "up" | "up and activation" | "down" | "down, added" => 2 * rows * inner * hidden,
         "attention" => 2 * rows * (rows + 1) * mixed,
         _ => 0,
     };
     let bytes = match name {
         "rotate and cache" => rows * (4 * qkv + 2 * heads.kv * heads.dim),
         "norm" => 6 * rows * hidden,
+        "two norms" => 8 * rows * hidden,
         "activation" => 4 * rows * inner,
         "add and norm" => 14 * rows * hidden,
         _ => 0,

@@ -47,6 +47,41 @@ DEVICE u32 place_of_best(Best best) {
 #endif
 }
 
+// Calls `use(i, from(i))` for this lane's share of `count` places, several of which are read before the first is used.
+template <typename From, typename Use> DEVICE void each_place(u32 count, From from, Use use) {
+    constexpr u32 AT_ONCE = 8;
+    for (u32 first = threadIdx.x % 32; first < count; first += 32 * AT_ONCE) {
+        f32 values[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) values[i] = from(min(first + 32 * i, count - 1));
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++)
+            if (first + 32 * i < count) use(first + 32 * i, values[i]);
+    }
+}
+
+// Where the best of numbers is that all are numbers, and of which places past the last have none. Of two neighbours the
+// better one goes on, so that few comparisons wait for each other.
+DEVICE u32 place_of_best_number(const f32* values, u32 count) {
+    constexpr u32 AT_ONCE = 8;
+    Best best = {-infinity(), NOBODY};
+    for (u32 first = threadIdx.x % 32; first < count; first += 32 * AT_ONCE) {
+        Best some[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            const u32 at = first + 32 * i;
+            some[i] = {at < count ? values[at] : -infinity(), at};
+        }
+#pragma unroll
+        for (u32 apart = 1; apart < AT_ONCE; apart *= 2)
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i += 2 * apart)
+                if (some[i + apart].value > some[i].value) some[i] = some[i + apart];
+        if (better(some[0], best)) best = some[0];
+    }
+    return place_of_best(best);
+}
+
 DEVICE u32 place_of_best(const f32* values, u32 count) {
     Best best = {-infinity(), NOBODY};
 #pragma unroll 4
@@ -95,27 +130,26 @@ DEVICE void choose(const f32* row, const Routing& routing, u32* chosen, f32* wei
     const u32 lane = threadIdx.x % 32;
     f32 *scores = numbers, *merits = numbers + experts, *worth = merits + experts, *taken = worth + routing.groups;
     f32 highest = -infinity(), sum = 0.0f;
-#pragma unroll 4
-    for (u32 i = lane; i < experts; i += 32) highest = fmaxf(highest, row[i]);
+    each_place(experts, [=](u32 i) { return row[i]; }, [&](u32, f32 x) { highest = fmaxf(highest, x); });
     highest = warp_max(highest);
-#pragma unroll 4
-    for (u32 i = lane; i < experts; i += 32) {
-        scores[i] = routing.sigmoid ? 1.0f / (1.0f + expf(-row[i])) : expf(row[i] - highest);
-        sum += scores[i];
-    }
+    each_place(experts, [=](u32 i) { return row[i]; }, [&](u32 i, f32 x) {
+        const f32 score = routing.sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - highest);
+        scores[i] = score;
+        sum += score;
+    });
     sum = warp_sum(sum);
-#pragma unroll 4
-    for (u32 i = lane; i < experts; i += 32) {
-        if (!routing.sigmoid) scores[i] /= sum;
-        f32 merit = routing.correction ? scores[i] + routing.correction[i] : scores[i];
+    each_place(experts, [=](u32 i) { return scores[i]; }, [&](u32 i, f32 x) {
+        const f32 score = routing.sigmoid ? x : x / sum;
+        const f32 merit = routing.correction ? score + routing.correction[i] : score;
+        scores[i] = score;
         // What is no number comes last among what can be chosen.
         merits[i] = merit >= LEAST ? merit : LEAST;
-    }
+    });
     __syncwarp();
     if (routing.groups) keep_groups(routing, merits, worth, experts);
     f32 total = 0.0f;
     for (u32 slot = 0; slot < routing.top_k; ++slot) {
-        const u32 at = place_of_best(merits, experts);
+        const u32 at = place_of_best_number(merits, experts);
         const f32 weight = scores[at];
         total += weight;
         // Whoever looks at it again.

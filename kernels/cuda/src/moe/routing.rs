@@ -15,7 +15,7 @@ use kernels::ops::{RouterScore, Routing};
 const MOST_SHARED: usize = 47 << 10;
 const MOST_WARPS: usize = 32;
 const MOST_ROWS: usize = 64;
-/// Rows that one block chooses for: it waits for no other.
+/// Rows that one block chooses for, if it has a warp for each: it waits for no other.
 const ROWS_ALONE: usize = 32;
 /// Rows of a block where there are several, at least.
 const LEAST_ROWS: usize = 4;
@@ -187,8 +187,9 @@ fn blocks(rows: usize, experts: usize, router: Router, multiprocessors: usize) -
     // 4 bytes each.
     let (top_k, groups) = (router.top_k as usize, router.groups as usize);
     let (of_row, of_block, of_warp) = (4 * top_k, 4 * experts, 4 * (2 * experts + groups + top_k));
+    let at_once = MOST_SHARED.saturating_sub(of_block) / (of_row + of_warp);
     let each = match rows {
-        ..=ROWS_ALONE => rows.max(1),
+        ..=ROWS_ALONE if rows <= at_once.max(1) => rows.max(1),
         _ => rows.div_ceil(multiprocessors).clamp(LEAST_ROWS, MOST_ROWS),
     };
     let each = each.min(MOST_SHARED.saturating_sub(of_block + of_warp) / of_row.max(1)).max(1);

@@ -1,8 +1,9 @@
 //! What each kernel of the CUDA backend takes at the shapes of some models, and its share of what the GPU could do.
 //!
 //! `cargo run --release
-//! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 GEMMs] [part or model
-//! ...]`, of [`PARTS`], `mixture`, `packed-mixture`, `fp8-mixture` and [`MODELS`]
+//! -p kernels-cuda --example cuda_bench [TB/s of memory] [TFLOP/s of bf16 GEMMs] [rows ...] [part or model
+//! ...]`, of [`PARTS`], `mixture`, `small-mixture`, `packed-mixture`, `fp8-mixture` and [`MODELS`]; numbers after
+//! the first two are rows for which mixtures are measured.
 //!
 //! `library` or `own` as first word: GEMMs of many rows by cuBLASLt as it chooses itself, or by our own kernel
 //! wherever that can. `mma`, after it: attention by the kernels that every architecture has; `each`: all once by those
@@ -130,15 +131,16 @@ fn main() -> Result<(), String> {
     let words: Vec<String> = words.collect();
     let mut numbers = words.iter().map_while(|word| word.parse::<f64>().ok());
     let (memory, tensor) = (numbers.next().unwrap_or(4.27), numbers.next().unwrap_or(816.0));
+    let rows: Vec<usize> = numbers.map(|number| number as usize).collect();
     let named: Vec<String> = words.into_iter().filter(|word| word.parse::<f64>().is_err()).collect();
     attention.iter().try_for_each(|&attention| {
         let options = CudaOptions { gemms, attention, cascade, ..CudaOptions::default() };
-        measure([memory * 1e12, tensor * 1e12], &options, &named)
+        measure([memory * 1e12, tensor * 1e12], &options, &named, &rows)
     })
 }
 
 /// All that is named, by the kernels that are asked for.
-fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(), String> {
+fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String], rows: &[usize]) -> Result<(), String> {
     let mut bench = Bench::open(rates, options.clone())?;
     let [memory, tensor] = rates.map(|rate| rate / 1e12);
     let (device, attention) = (bench.backend.describe(), options.attention.name());
@@ -152,11 +154,15 @@ fn measure(rates: [f64; 2], options: &CudaOptions, named: &[String]) -> Result<(
             part(&mut bench, model);
         }
     }
-    let mixtures =
-        [("mixture", &mixture::MODELS[..]), ("packed-mixture", &mixture::PACKED), ("fp8-mixture", &mixture::FP8)];
+    let mixtures = [
+        ("mixture", &mixture::MODELS[..]),
+        ("small-mixture", &mixture::SMALL),
+        ("packed-mixture", &mixture::PACKED),
+        ("fp8-mixture", &mixture::FP8),
+    ];
     for (name, models) in mixtures {
         if wanted(name) {
-            models.iter().for_each(|model| bench.mixture(model));
+            models.iter().for_each(|model| bench.mixture(model, rows));
         }
     }
     bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;

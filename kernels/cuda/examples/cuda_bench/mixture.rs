@@ -5,7 +5,8 @@ use super::{Bench, LEADS, Work};
 use kernels::ops::*;
 use kernels_cuda::CudaBackend;
 
-/// Rows of the largest step.
+/// Rows of steps, where none are named, and of the largest.
+const ROWS: [usize; 11] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, MOST_ROWS];
 const MOST_ROWS: usize = 8192;
 /// Choices of experts that take turns, so that those of one are no longer in the GPU's cache when it is used again.
 const CHOICES: usize = 6;
@@ -32,6 +33,12 @@ const GPT_OSS: Model = Model {
 };
 
 pub const MODELS: [Model; 2] = [MIXTRAL, QWEN];
+
+/// Those of many small experts, of which each has few rows.
+pub const SMALL: [Model; 2] = [
+    Model { name: "Qwen3-Next", hidden: 2048, inner: 512, experts: 512, top_k: 10, stored: Stored::Bf16 },
+    Model { name: "DeepSeek-V2-Lite", hidden: 2048, inner: 1408, experts: 64, top_k: 6, stored: Stored::Bf16 },
+];
 
 /// Those whose experts are stored in 4 or 8 bits.
 pub const PACKED: [Model; 2] = [GPT_OSS, Model { name: "Mixtral, int4", stored: Stored::Grouped(INT4), ..MIXTRAL }];
@@ -63,7 +70,8 @@ impl Layer {
     }
 
     fn up(&self, backend: &mut CudaBackend, i: usize) {
-        let experts = GatedExperts { w: self.up, bias: None, activation: Activation::Silu, raised: self.raised };
+        let experts =
+            GatedExperts { w: self.up, bias: None, activation: Activation::Silu, raised: self.raised };
         backend.gated_experts(self.x, experts, self.choices[i % CHOICES], self.inner);
     }
 
@@ -84,10 +92,12 @@ impl Layer {
 }
 
 impl Bench {
-    pub fn mixture(&mut self, model: &Model) {
+    pub fn mixture(&mut self, model: &Model, rows: &[usize]) {
         let Model { name, hidden, inner, experts, top_k, stored } = *model;
         let layer = self.layer(model);
-        for rows in [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, MOST_ROWS] {
+        let named = !rows.is_empty();
+        for &rows in if named { rows } else { &ROWS } {
+            let rows = rows.min(MOST_ROWS);
             let used = self.fill(&layer, model, rows);
             let leads = if rows > 256 { 0 } else { LEADS };
             let (pairs, matrix) = (rows * top_k, stored.bits() * hidden * inner / 8);

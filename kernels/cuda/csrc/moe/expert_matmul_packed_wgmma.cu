@@ -29,55 +29,10 @@
 // Chunks of codes under way in each lane for each tile, as far as there are registers.
 #define AHEAD ((ROWS <= 64 ? 4 : 2) / (ZEROS == OFFSETS && SPANS == 2 ? 2 : 1) / PIECES)
 
+#include "packed_parts.cuh"
+
 typedef PackedStream<(AHEAD > 0 ? AHEAD : 1)> Stream;
 typedef Stages<ROWS * CHUNK * 2, DEPTH> RowStages;
-
-// The parts of a product that a block takes: ROWS rows of a tile, and its columns. Tiles of the same columns are taken
-// by neighbours. What says where a part's weights are is asked for two tiles ahead.
-struct Parts {
-    const PackedWeights* weights;
-    const Choices& choices;
-    u32 tiles, all, width;
-    u32 index;
-    // First row of this part.
-    u32 begin;
-    Tile now, next, last;
-    PackedWeights next_w;
-
-    DEVICE Parts(const PackedWeights* weights, const Choices& choices, const ExpertShape& shape)
-        : weights(weights), choices(choices), tiles(choices.num_tiles(shape.pairs)), width(shape.width()) {
-        all = tiles * ((width + COLUMNS - 1) / COLUMNS);
-        index = blockIdx.x;
-        now = tile_at(index), next = tile_at(index + gridDim.x), last = tile_at(index + 2 * gridDim.x);
-        next_w = weights[next.expert];
-        begin = now.begin;
-    }
-
-    // Where there is none, any expert has weights.
-    DEVICE Tile tile_at(u32 index) const { return index < all ? choices.tile(index % tiles) : Tile{0, 0, 0, 0}; }
-    DEVICE u32 end_of(const Tile& tile) const { return tile.begin + choices.rows_of(tile); }
-    DEVICE u32 column_of(u32 index) const { return index / tiles * COLUMNS; }
-
-    DEVICE bool is_there() const { return index < all; }
-    DEVICE u32 rows() const { return min(end_of(now) - begin, ROWS); }
-    DEVICE u32 column() const { return column_of(index); }
-
-    // Whether the next part is of the same tile.
-    DEVICE bool goes_on() const { return begin + ROWS < end_of(now); }
-    DEVICE bool ends() const { return !goes_on() && index + gridDim.x >= all; }
-    DEVICE u32 column_of_next() const { return column_of(goes_on() ? index : index + gridDim.x); }
-
-    DEVICE void advance() {
-        if (goes_on()) {
-            begin += ROWS;
-            return;
-        }
-        index += gridDim.x;
-        now = next, next = last, last = tile_at(index + 2 * gridDim.x);
-        next_w = weights[next.expert];
-        begin = now.begin;
-    }
-};
 
 // Rows of x on their way to shared memory, a chunk at a time.
 struct Gather {

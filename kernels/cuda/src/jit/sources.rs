@@ -177,6 +177,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "delta_rule_intra" in "recurrent"
     "expert_matmul_codes_wgmma" in "moe"
     "expert_matmul_packed" in "moe"
+    "expert_matmul_packed_many" in "moe"
     "expert_matmul_packed_wgmma" in "moe"
     "expert_matmul_skinny" in "moe"
     "expert_matmul_wgmma" in "moe"
@@ -221,6 +222,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("expanded_feed.cuh", include_str!("../../csrc/latent/expanded_feed.cuh")),
     ("expert_tiles.cuh", include_str!("../../csrc/moe/expert_tiles.cuh")),
     ("experts.cuh", include_str!("../../csrc/moe/experts.cuh")),
+    ("packed_parts.cuh", include_str!("../../csrc/moe/packed_parts.cuh")),
     ("gate_deltas.cuh", include_str!("../../csrc/gemm/gate_deltas.cuh")),
     ("head_columns.cuh", include_str!("../../csrc/include/head_columns.cuh")),
     ("hopper.cuh", include_str!("../../csrc/include/hopper.cuh")),

@@ -11,6 +11,7 @@ use crate::moe::experts_packed::PackedExperts;
 use crate::moe::routing::Chosen;
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, Shape, args};
+use crate::weights::packed::CHUNK;
 
 /// Columns that share a scale, on both sides.
 pub(crate) const GROUP: usize = 128;
@@ -80,6 +81,9 @@ impl Call<'_> {
         let Some(experts) = &self.group.packed else { return 0 };
         match self.codes(device, experts) {
             Some(_) => input_bytes(self.x.most_rows, self.x.width),
+            None if self.has_many_rows(device, experts) => {
+                self.x.most_rows * self.x.width.next_multiple_of(CHUNK) * self.x.dtype.size()
+            }
             None if self.rounds_numbers(experts) => self.x.most_rows * self.x.width * self.x.dtype.size(),
             None => 0,
         }

@@ -5,7 +5,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::{DType, InputRounding};
 
-use crate::gemm::matmul_packed;
+use crate::gemm::{matmul_packed, matmul_packed_wgmma};
 use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::layers::groups::OUTPUTS;
 use crate::moe::experts::{Call, ExpertShape, Keep};
@@ -79,10 +79,14 @@ impl PackedExperts {
         let skinny = [HALF, 2 * HALF, 4 * HALF].into_iter().filter_map(move |rows| Skinny::of(rows, cols));
         let skinny = skinny.map(move |skinny| skinny.special(kind, dtype, keep));
         let has_codes = self.has_code_blocks();
-        let codes = Codes::ALL.into_iter().filter(move |_| has_codes).map(move |codes| codes.special(dtype, keep));
+        let codes = Codes::ALL
+            .into_iter()
+            .filter(move |_| has_codes)
+            .map(move |codes| codes.special(dtype, keep));
         let wgmma =
             Wgmma::ALL.into_iter().filter(move |_| !has_codes).map(move |wgmma| wgmma.special(kind, dtype, keep));
-        skinny.chain(codes.chain(wgmma).filter(move |_| arch == HOPPER)).filter(move |_| is_short)
+        let many = (self.kind.pieces() == 1).then(|| Many::special(kind, dtype, keep));
+        skinny.chain(codes.chain(wgmma).chain(many).filter(move |_| arch == HOPPER)).filter(move |_| is_short)
     }
 }
 
@@ -145,6 +149,33 @@ impl Wgmma {
     }
 }
 
+/// `expert_matmul_packed_many.cu`: rows of its tiles, its stages, and rows whose sums are in shared memory at once.
+pub(crate) struct Many;
+
+impl Many {
+    const ROWS: usize = 256;
+    const DEPTH: usize = 5;
+    const HELD: usize = 64;
+
+    fn special(kind: Kind, dtype: DType, keep: Keep) -> Special {
+        let own = [("DEPTH", Self::DEPTH), keep.macro_value()];
+        let sizes: Vec<_> = kind.macros().into_iter().chain(own).collect();
+        Special::new("expert_matmul_packed_many", dtype, &sizes)
+    }
+
+    /// Stages, two barriers each, sums, pairs of rows, and room to align them.
+    fn shared() -> usize {
+        let barriers = (Self::DEPTH * 2 * size_of::<u64>()).next_multiple_of(128);
+        let sums = Self::HELD * (BOX + 4) * size_of::<f32>() + Self::ROWS * size_of::<u32>();
+        1024 + Self::DEPTH * Self::ROWS * CHUNK * 2 + barriers + sums
+    }
+
+    /// Columns of `out` of a block.
+    fn columns(keep: Keep) -> usize {
+        BOX / keep.columns()
+    }
+}
+
 /// Queues the products; false, and nothing happens, where they cannot be gated at once.
 pub(crate) fn run(device: &mut Device, call: &Call<'_>, experts: &PackedExperts, shape: ExpertShape) -> bool {
     let chosen = call.choices.chosen();
@@ -153,7 +184,9 @@ pub(crate) fn run(device: &mut Device, call: &Call<'_>, experts: &PackedExperts,
     }
     let call = &Call { x: input(device, call, experts), ..*call };
     if call.takes_tensor_cores(device, experts)
-        && (call.packed_wgmma(device, experts, chosen, shape) || call.packed_skinny(device, experts, chosen, shape))
+        && (call.packed_many(device, experts, chosen, shape)
+            || call.packed_wgmma(device, experts, chosen, shape)
+            || call.packed_skinny(device, experts, chosen, shape))
     {
         return true;
     }
@@ -197,6 +230,35 @@ impl Call<'_> {
         let launch = Shape { grid, block: 32 * skinny.warps, shared: 0 };
         let special = skinny.special(experts.kind, x.dtype, *keep);
         device.launch_special(special, launch, args![out.ptr, x.ptr, experts.arguments.ptr, *bias, chosen, shape])
+    }
+
+    /// Whether tiles are those of the kernel for hundreds of rows, which reads `x` in the order of codes.
+    pub(crate) fn has_many_rows(&self, device: &Device, experts: &PackedExperts) -> bool {
+        device.context.arch == HOPPER
+            && self.choices.tile_rows == Many::ROWS
+            && experts.kind.pieces() == 1
+            && self.group.n.is_multiple_of(PIECE)
+            && self.takes_tensor_cores(device, experts)
+            && Many::shared() <= device.context.shared_of_block
+    }
+
+    /// That kernel, if it is for these and can be compiled.
+    pub(crate) fn many(&self, device: &mut Device, experts: &PackedExperts) -> Option<Special> {
+        let special = Many::special(experts.kind, self.x.dtype, self.keep);
+        let shape = Shape { grid: [1, 1], block: HOPPER_THREADS, shared: Many::shared() };
+        let runs = self.has_many_rows(device, experts) && device.blocks_at_once(special, shape) == Some(1);
+        runs.then_some(special)
+    }
+
+    /// Queues that kernel, after what puts its input in order; false where it is not for these.
+    fn packed_many(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
+        let Self { x, bias, choices, keep, out, room, .. } = self;
+        let Some(special) = self.many(device, experts) else { return false };
+        matmul_packed_wgmma::reorder(device, *x, *room);
+        let parts = choices.most_tiles() * out.width.div_ceil(Many::columns(*keep));
+        let grid = [parts.min(device.context.multiprocessors), 1];
+        let launch = Shape { grid, block: HOPPER_THREADS, shared: Many::shared() };
+        device.launch_special(special, launch, args![out.ptr, *room, experts.arguments.ptr, *bias, chosen, shape])
     }
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.

@@ -13,7 +13,7 @@ use kernels::ops::{
 };
 
 /// Shapes, experts, and rows that make tiles of 1 to 320 rows on some device.
-const LAYERS: [((usize, usize), usize, usize); 8] = [
+const LAYERS: [((usize, usize), usize, usize); 9] = [
     ((144, 200), 4, 1),
     ((64, 96), 8, 7),
     ((136, 72), 8, 30),
@@ -22,6 +22,7 @@ const LAYERS: [((usize, usize), usize, usize); 8] = [
     ((192, 520), 8, 150),
     ((144, 200), 4, 300),
     ((160, 72), 3, 700),
+    ((224, 584), 3, 600),
 ];
 
 /// The same for weights in blocks.
@@ -57,8 +58,8 @@ impl Format {
         }
     }
 
-    fn layers(self) -> [((usize, usize), usize, usize); 8] {
-        if let Self::Blocks(_) = self { LAYERS_IN_BLOCKS } else { LAYERS }
+    fn layers(self) -> &'static [((usize, usize), usize, usize)] {
+        if let Self::Blocks(_) = self { &LAYERS_IN_BLOCKS } else { &LAYERS }
     }
 
     /// Rows of a layer as a device multiplies them, which may leave those of 16 bits as they are where experts have
@@ -147,7 +148,7 @@ impl Experts {
 fn check_format(format: Format) {
     let mut backends = backends();
     backends.retain(|backend| backend.multiplies(format.stored(), MatrixUse::Experts));
-    for (shape, experts, rows) in format.layers() {
+    for &(shape, experts, rows) in format.layers() {
         for dtype in [DType::Bf16, DType::F16, DType::F32] {
             let mut layer = unbalanced(shape, experts, rows, dtype);
             let packed = Experts::new(&layer, format);

@@ -127,14 +127,17 @@ impl ExpertLinear {
         }
     }
 
-    /// The same of experts that give `[gate | up]`, gated: `out = activation(gate) * up`.
+    /// The same of experts that give `[gate | up]`, gated: `out = activation(gate) * up`. What is given is the gate's
+    /// `reader`'s alone.
     pub(crate) fn run_gated(&self, input: Act, gate: ExpertGate, choice: ExpertRouting, backend: &mut dyn Backend) {
-        let ExpertGate { activation, raised, out } = gate;
+        let ExpertGate { activation, raised, out, reader } = gate;
         if self.lora.is_some() && backend.adds_deltas() {
             self.run(input, choice, raised, backend);
             return backend.gated(raised, activation, out);
         }
-        let experts = GatedExperts { w: self.matrices, bias: self.bias, activation, raised };
+        // Its adapters read numbers.
+        let reader = (reader.lora.is_none() || !backend.adds_deltas()).then_some(reader.matrices);
+        let experts = GatedExperts { w: self.matrices, bias: self.bias, activation, raised, reader };
         backend.gated_experts(input, experts, choice, out);
     }
 }
@@ -147,6 +150,8 @@ pub(crate) struct ExpertGate {
     pub raised: Act,
     /// `[choices, out_features / 2]`.
     pub out: Act,
+    /// The experts that read `out`, as nobody else does.
+    pub reader: ExpertLinear,
 }
 
 /// One linear layer a head, all of one shape.

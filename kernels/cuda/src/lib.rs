@@ -69,6 +69,8 @@ use weights::{Staging, Weights, noise};
 struct ExpertWeights {
     w: MatrixGroup,
     bias: Option<Vector>,
+    /// Those that read what these give, as nobody else does.
+    reader: Option<MatrixGroup>,
 }
 
 /// How many GPUs the driver shows this process (`CUDA_VISIBLE_DEVICES`); at least one, or why there is none.
@@ -98,6 +100,8 @@ pub struct CudaBackend {
     groups: Vec<Group>,
     /// What their inputs are rounded to.
     rounded_inputs: Option<Memory>,
+    /// What experts gave for the product of others as that reads it.
+    prepared_inner: Option<(Act, MatrixGroup)>,
     /// Whether any of these are packed, which tiles of rows are made for then.
     experts: ExpertStorage,
     choices: Vec<Choices>,
@@ -155,6 +159,7 @@ impl CudaBackend {
             matrices: Vec::new(),
             groups: Vec::new(),
             rounded_inputs: None,
+            prepared_inner: None,
             experts: ExpertStorage::Numbers,
             choices: Vec::new(),
             tables: Vec::new(),
@@ -192,22 +197,30 @@ impl CudaBackend {
     fn multiply_experts(
         &mut self,
         x: Act,
-        ExpertWeights { w, bias }: ExpertWeights,
+        ExpertWeights { w, bias, reader }: ExpertWeights,
         choice: ExpertRouting,
         keep: experts::Keep,
         out: Act,
     ) -> bool {
         assert_ne!(x, out, "a product cannot overwrite its input");
         self.append(Op::Opaque("expert_matmul"));
+        let given = self.prepared_inner.take();
+        let is_prepared = given.is_some_and(|prepared| prepared == (x, w));
         let (x, group, choices) = (self.acts.view(x), &self.groups[w.0 as usize], &self.choices[choice.0 as usize]);
         let pairs = choices.pairs();
         let biases = bias.map(|vector| self.vectors[vector.0 as usize].len);
         let shape = [group.count, group.n, group.k];
         check_experts([x.rows, x.width], shape, biases, [choices.rows, choices.top_k]);
         assert_eq!(group.count, choices.among, "experts, and what rows chose among");
-        let out = self.acts.target(out, pairs, group.n / keep.columns());
+        let (out, inner) = (self.acts.target(out, pairs, group.n / keep.columns()), out);
         let bias = self.vector(bias);
-        let mut call = experts::Call { x, group, bias, choices, keep, out, room: 0 };
+        let mut call = experts::Call { x, is_prepared, group, bias, choices, keep, out, prepares: false, room: 0 };
+        if let Some(reader) = reader
+            && call.may_prepare(&mut self.device, &self.groups[reader.0 as usize])
+        {
+            call.prepares = true;
+            self.prepared_inner = Some((inner, reader));
+        }
         let bytes = call.room_bytes(&self.device);
         call.room = self.device.reserve(&mut self.rounded_inputs, bytes, "rounded inputs of experts");
         experts::expert_matmul(&mut self.device, &call)

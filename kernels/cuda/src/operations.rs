@@ -399,12 +399,13 @@ impl Ops for CudaBackend {
     }
 
     fn expert_matmul(&mut self, x: Act, w: MatrixGroup, bias: Option<Vector>, choice: ExpertRouting, out: Act) {
-        self.multiply_experts(x, ExpertWeights { w, bias }, choice, experts::Keep::All, out);
+        self.multiply_experts(x, ExpertWeights { w, bias, reader: None }, choice, experts::Keep::All, out);
     }
 
     fn gated_experts(&mut self, x: Act, gated: GatedExperts, choice: ExpertRouting, out: Act) {
-        let GatedExperts { w, bias, activation, raised } = gated;
-        if !self.multiply_experts(x, ExpertWeights { w, bias }, choice, experts::Keep::Gated(activation.into()), out) {
+        let GatedExperts { w, bias, activation, raised, reader } = gated;
+        let keep = experts::Keep::Gated(activation.into());
+        if !self.multiply_experts(x, ExpertWeights { w, bias, reader }, choice, keep, out) {
             self.expert_matmul(x, w, bias, choice, raised);
             self.gated(raised, activation, out);
         }

@@ -30,4 +30,7 @@ pub struct GatedExperts {
     pub activation: Activation,
     /// Room for the products, a row for every choice; what is in it afterwards means nothing.
     pub raised: Act,
+    /// Experts whose product, with the same choices, reads `out` next and alone. Then `out` need not hold the numbers
+    /// that it otherwise has: a device may leave them as that product wants them.
+    pub reader: Option<MatrixGroup>,
 }

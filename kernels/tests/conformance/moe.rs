@@ -231,7 +231,7 @@ fn gates_follow_products() {
                 let raised = filled_in(backend, layer.n, &vec![f32::NAN; 2 * want.len()], dtype);
                 let out = filled_in(backend, half, &vec![f32::NAN; want.len()], dtype);
                 begin_rows(backend, rows);
-                backend.gated_experts(x, GatedExperts { w, bias, activation, raised }, choice, out);
+                backend.gated_experts(x, GatedExperts { w, bias, activation, raised, reader: None }, choice, out);
                 let what = format!("{} {shape:?} {experts} experts, {rows} rows, {dtype:?}", backend.describe());
                 check(&what, backend.read(out), &want, |i| rounding * size[i]);
             }

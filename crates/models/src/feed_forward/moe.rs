@@ -58,7 +58,8 @@ impl FeedForward for Moe {
         backend.route(self.logits, self.routing, self.choice);
         match self.kind {
             MlpKind::Gated => {
-                let gate = ExpertGate { activation: self.activation, raised: self.raised, out: self.inner };
+                let (activation, raised) = (self.activation, self.raised);
+                let gate = ExpertGate { activation, raised, out: self.inner, reader: self.down };
                 self.up.run_gated(input, gate, self.choice, backend);
             }
             MlpKind::Plain => {

@@ -9,16 +9,18 @@
 // in f32. The order of a row's sum depends on k alone, not on the other rows.
 
 // Compiled for one type and configuration (`src/moe/experts_codes.rs`): rows of x in a block's tile at most, blocks of
-// a cluster, and stages.
+// a cluster, stages, and whether what is gated becomes codes too, for the next product.
 #ifndef TYPE
 #define TYPE bf16
 #define ROWS 128
 #define BLOCKS 2
 #define DEPTH 4
+#define CODED 0
 #endif
 #include "expert_tiles.cuh"
 #include "hopper_codes.cuh"
 #include "packed.cuh"
+#include "prepared.cuh"
 
 struct CodeExperts : ExpertTiles<32> {
     // Columns of k in a stage: what shares a scale.
@@ -147,6 +149,52 @@ struct CodeExperts : ExpertTiles<32> {
         multiply<N>(c, work, group, used);
     }
 
+    // Columns of both warpgroups, gated, as codes with a scale for all 128 of a row, with the bits that
+    // `quantize_groups` makes of them: codes of all rows of `out` first, then scales. Eight threads have a row, 16
+    // columns each.
+    DEVICE void write_codes(void* out, f32 (&c)[2][ROWS / 2], const Work& work, u32 group, char* held,
+        const u32 (&pairs)[(ROWS + 127) / 128]) const {
+        const u32 thread = threadIdx.x % 128, of_both = threadIdx.x - FEEDERS, row = of_both / 8, part = of_both % 8;
+        u32* pair_of = (u32*)(held + group * LEAVING_BYTES + HELD * 256);
+        const char* line = held + part / 4 * LEAVING_BYTES + row * MY_COLUMNS * 2;
+        f32* all_scales = (f32*)((char*)out + (size_t)shape.pairs * width);
+#pragma unroll
+        for (u32 base = 0; base < ROWS; base += HELD) {
+            if (base >= work.rows) break;
+            gate<HELD>(c, base);
+            // Those before have left.
+            named_barrier(3, 256);
+            if (base == 0) {
+#pragma unroll
+                for (u32 i = 0; i < (ROWS + 127) / 128; i++)
+                    if (thread + 128 * i < ROWS) pair_of[thread + 128 * i] = pairs[i];
+            }
+            hold(c[0], base, 0, shared_address(held + group * LEAVING_BYTES));
+            named_barrier(3, 256);
+            f32 x[4][4], largest = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const uint4 eight = *(const uint4*)(line + (part % 4 * 2 + i ^ row % 8) * 16);
+                const T* numbers = (const T*)&eight;
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) {
+                    x[2 * i + j / 4][j % 4] = load(numbers[j]);
+                    largest = fmaxf(largest, fabsf(load(numbers[j])));
+                }
+            }
+#pragma unroll
+            for (u32 lanes = 1; lanes < 8; lanes *= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+            if (base + row >= work.rows || work.column >= width) continue;
+            const f32 scale = largest / 448.0f;
+            const size_t pair = pair_of[base + row];
+            u32* to = (u32*)out + (pair * width + work.column) / 4 + code_place(4 * part);
+            *(uint2*)to = make_uint2(codes_of(x[0], scale, TO_E4M3), codes_of(x[2], scale, TO_E4M3));
+            *(uint2*)(to + 4) = make_uint2(codes_of(x[1], scale, TO_E4M3), codes_of(x[3], scale, TO_E4M3));
+            if (part == 0) all_scales[(pair * width + work.column) / 128] = scale;
+        }
+    }
+
     DEVICE void run(char* shared, void* out, const void* x, const f32* x_scales, const f32* bias) {
         const u32 start = shared_address(shared);
         plan(start, SCALE_BYTES);
@@ -161,7 +209,11 @@ struct CodeExperts : ExpertTiles<32> {
             auto sums = [&](f32 (&c)[2][ROWS / 2], const Work& work, u32& used) {
                 multiply_rows<32>(c, work, group, used);
             };
-            consume(shared + (leaving - start), out, bias, group, sums);
+            char* held = shared + (leaving - start);
+            consume(out, bias, group, sums, [&](Sums& c, const Work& work, u32 column, const PairsOfRows& pairs) {
+                if constexpr (CODED != 0) write_codes(out, c, work, group, held, pairs);
+                else write((T*)out, c, work, column, group, held + group * LEAVING_BYTES, pairs);
+            });
         }
         __syncwarp();
         // Nobody leaves while others may still write to its shared memory.

@@ -8,14 +8,17 @@
 //
 // A part is multiplied with as many rows as it has, rounded up to 64.
 
-// Compiled for one type, format (packed_product.cuh), what is kept, and stages.
+// Compiled for one type, format (packed_product.cuh), what is kept, stages, and whether the columns of `out` are in the
+// order of codes as well, for the next product; there are whole chunks of them then.
 #ifndef TYPE
 #define TYPE bf16
 #define DEPTH 5
+#define ORDERED 0
 #endif
 #define ROWS 256
 #include "experts.cuh"
 #include "packed_stream.cuh"
+#include "prepared.cuh"
 
 // Threads that multiply; one warpgroup more feeds them with x.
 #define MULTIPLYING 256
@@ -119,6 +122,12 @@ struct Product {
         for (u32 i = 0; i < ROWS / 2; i++) c[i] += both[i / 2 % 2];
     }
 
+    // Writes four numbers of a row, from column `at` on, where the next product has their columns.
+    DEVICE static void put_ordered(T* row, u32 at, float4 x) {
+        u32* to = (u32*)row + pair_place(at / 2);
+        to[0] = Tensor<T>::pack(x.x, x.y), to[4] = Tensor<T>::pack(x.z, x.w);
+    }
+
     // Writes what is in shared memory of `rows` rows, the first of which is row `base` of the part, from column
     // `column` on.
     DEVICE void write(void* out, u32 base, u32 rows, u32 column, const ExpertShape& shape) const {
@@ -132,7 +141,9 @@ struct Product {
                 kept.x = shape.gated(kept.x, up.x), kept.y = shape.gated(kept.y, up.y);
                 kept.z = shape.gated(kept.z, up.z), kept.w = shape.gated(kept.w, up.w);
             }
-            put_four<T>(out, (size_t)pairs[base + row] * width + at, kept, shape.wide, 0);
+            const size_t row_begin = (size_t)pairs[base + row] * width;
+            if constexpr (ORDERED != 0) put_ordered((T*)out + row_begin, at, kept);
+            else put_four<T>(out, row_begin + at, kept, shape.wide, 0);
         }
     }
 };

@@ -91,7 +91,10 @@ struct HopperExperts : ExpertTiles<16> {
             auto sums = [&](f32 (&c)[2][ROWS / 2], const Work& work, u32& used) {
                 multiply_rows<32>(c, work.rows, group, used);
             };
-            consume(shared + (leaving - start), out, bias, group, sums);
+            char* held = shared + (leaving - start) + group * LEAVING_BYTES;
+            consume(out, bias, group, sums, [&](Sums& c, const Work& work, u32 column, const PairsOfRows& pairs) {
+                write((T*)out, c, work, column, group, held, pairs);
+            });
         }
         __syncwarp();
         // Nobody leaves while others may still write to its shared memory.

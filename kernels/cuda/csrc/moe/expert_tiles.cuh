@@ -37,6 +37,10 @@ template <u32 UNIT> struct ExpertTiles {
     // With the numbers of all its pairs. `src/moe/experts.rs` has its twin.
     static constexpr u32 LEAVING_BYTES = HELD * 256 + ROWS * 4;
 
+    // Of a consuming thread: sums of both boxes, and the pairs of rows i and i + 128.
+    typedef f32 Sums[2][ROWS / 2];
+    typedef u32 PairsOfRows[(ROWS + 127) / 128];
+
     Choices choices;
     ExpertShape shape;
     u32 stages, full, empty, leaving;
@@ -95,9 +99,10 @@ template <u32 UNIT> struct ExpertTiles {
         if (threadIdx.x % 32 < BLOCKS) barrier_arrive_after_reading(address_in(empty + 8 * stage, threadIdx.x % 32));
     }
 
-    // `multiply(c, work, used)` makes a tile's sums; `used`: stages so far.
-    template <typename Multiply>
-    DEVICE void consume(char* held, void* out, const f32* bias, u32 group, Multiply multiply) const {
+    // `multiply(c, work, used)` makes a tile's sums; `used`: stages so far. `leave(c, work, column, pairs)` writes
+    // those of a warpgroup, from its first column on, where they are no f32.
+    template <typename Multiply, typename Leave>
+    DEVICE void consume(void* out, const f32* bias, u32 group, Multiply multiply, Leave leave) const {
         const u32 thread = threadIdx.x % 128;
         u32 used = 0;
         // Each is asked for before the one ahead of it is worked on.
@@ -121,7 +126,7 @@ template <u32 UNIT> struct ExpertTiles {
 #pragma unroll
                 for (u32 part = 0; part < (GATED ? 1 : 2); part++) write((f32*)out, c[part], work, column + part * BOX);
             } else {
-                write((T*)out, c, work, column, group, held + group * LEAVING_BYTES, pairs);
+                leave(c, work, column, pairs);
             }
         }
     }

@@ -70,8 +70,9 @@ impl Layer {
     }
 
     fn up(&self, backend: &mut CudaBackend, i: usize) {
+        let reader = Some(self.down);
         let experts =
-            GatedExperts { w: self.up, bias: None, activation: Activation::Silu, raised: self.raised };
+            GatedExperts { w: self.up, bias: None, activation: Activation::Silu, raised: self.raised, reader };
         backend.gated_experts(self.x, experts, self.choices[i % CHOICES], self.inner);
     }
 

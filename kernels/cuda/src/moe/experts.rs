@@ -166,13 +166,18 @@ pub(crate) struct ExpertShape {
 twin!(ExpertShape = "ExpertShape" { pairs, pairs_a_row, n, k, wide, limit });
 
 /// A call with everything looked up. `out` has a row for every choice; `x` one for every choice or for every row.
+#[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) x: View,
+    /// Whether those rows were left as the kernel for them reads them (`experts_prepared.rs`).
+    pub(crate) is_prepared: bool,
     pub(crate) group: &'a Group,
     pub(crate) bias: CUdeviceptr,
     pub(crate) choices: &'a Choices,
     pub(crate) keep: Keep,
     pub(crate) out: View,
+    /// Whether it gets rows as the next product's kernel reads them.
+    pub(crate) prepares: bool,
     /// Memory of `room_bytes` for rounded inputs.
     pub(crate) room: CUdeviceptr,
 }

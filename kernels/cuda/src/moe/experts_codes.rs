@@ -45,10 +45,16 @@ impl Codes {
         Self::ALL.into_iter().find(|codes| tile_rows == codes.rows * codes.blocks)
     }
 
-    pub(crate) fn special(self, dtype: DType, keep: Keep) -> Special {
+    /// `prepares`: whether what is gated becomes codes.
+    pub(crate) fn special(self, dtype: DType, keep: Keep, prepares: bool) -> Special {
         let Self { rows, blocks, depth } = self;
-        let sizes = [("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), keep.macro_value()];
+        let coded = ("CODED", usize::from(prepares));
+        let sizes = [("ROWS", rows), ("BLOCKS", blocks), ("DEPTH", depth), coded, keep.macro_value()];
         Special::new("expert_matmul_codes_wgmma", dtype, &sizes)
+    }
+
+    fn cluster(self) -> Shape {
+        Shape { grid: [self.blocks, 1], block: HOPPER_THREADS, shared: self.shared() }
     }
 
     /// Stages of weights, inputs and their scales, two barriers each, what is on its way out, and room to align them.
@@ -75,13 +81,22 @@ impl Call<'_> {
         fits.then_some(codes)
     }
 
+    /// Whether there is one, and it can be compiled.
+    pub(crate) fn multiplies_codes(&self, device: &mut Device, experts: &PackedExperts) -> bool {
+        self.codes(device, experts).is_some_and(|codes| {
+            let special = codes.special(self.x.dtype, self.keep, self.prepares);
+            device.clusters_at_once(special, codes.cluster()).is_some_and(|clusters| clusters > 0)
+        })
+    }
+
     /// Bytes that inputs take beside themselves in the largest step: rounded as the experts ask for, as codes or as
     /// numbers.
     pub(crate) fn room_bytes(&self, device: &Device) -> usize {
         let Some(experts) = &self.group.packed else { return 0 };
         match self.codes(device, experts) {
+            Some(_) if self.is_prepared => 0,
             Some(_) => input_bytes(self.x.most_rows, self.x.width),
-            None if self.has_many_rows(device, experts) => {
+            None if self.has_many_rows(device, experts) && !self.is_prepared => {
                 self.x.most_rows * self.x.width.next_multiple_of(CHUNK) * self.x.dtype.size()
             }
             None if self.rounds_numbers(experts) => self.x.most_rows * self.x.width * self.x.dtype.size(),
@@ -105,29 +120,37 @@ impl Call<'_> {
     ) -> bool {
         let Self { x, bias, choices, keep, out, room, .. } = self;
         let Some(codes) = self.codes(device, experts) else { return false };
-        let special = codes.special(x.dtype, *keep);
-        let cluster = Shape { grid: [codes.blocks, 1], block: HOPPER_THREADS, shared: codes.shared() };
+        let special = codes.special(x.dtype, *keep, self.prepares);
+        let cluster = codes.cluster();
         let clusters = match device.clusters_at_once(special, cluster) {
             Some(0) => return false,
             Some(clusters) => clusters,
             None => return device.fault().is_some(),
         };
-        let (scales, weights) = (quantize(device, *x, *room), experts.arguments());
+        let input = if self.is_prepared { x.ptr } else { *room };
+        if !self.is_prepared {
+            quantize(device, *x, input);
+        }
+        let (scales, weights) = (scales_of(*x, input), experts.arguments());
         let work = choices.most_tiles() * out.width.div_ceil(COLUMNS / keep.columns());
         let launch = Shape { grid: [codes.blocks * work.min(clusters), 1], ..cluster };
-        let arguments = args![out.ptr, *room, scales, weights, *bias, chosen, shape];
+        let arguments = args![out.ptr, input, scales, weights, *bias, chosen, shape];
         device.launch_special(special, launch, arguments)
     }
 }
 
-/// Queues the rounding of rows; where their scales are.
-fn quantize(device: &mut Device, x: View, to: CUdeviceptr) -> CUdeviceptr {
+/// Queues the rounding of rows.
+fn quantize(device: &mut Device, x: View, to: CUdeviceptr) {
     const THREADS: usize = 256;
-    let (scales, groups) = (to + (x.rows * x.width) as u64, x.rows * (x.width / GROUP));
+    let (scales, groups) = (scales_of(x, to), x.rows * (x.width / GROUP));
     let shape = Shape { grid: [groups.div_ceil(THREADS / 32), 1], block: THREADS, shared: 0 };
     let name = Name::in_file("prepare_input", "quantize_groups", &[x.dtype]);
     device.launch_early(name, shape, args![x.ptr, to, scales, groups as u32]);
-    scales
+}
+
+/// Where the scales of rows are whose codes lie at `codes`.
+fn scales_of(x: View, codes: CUdeviceptr) -> CUdeviceptr {
+    codes + x.elements() as u64
 }
 
 #[cfg(test)]

@@ -82,10 +82,10 @@ impl PackedExperts {
         let codes = Codes::ALL
             .into_iter()
             .filter(move |_| has_codes)
-            .map(move |codes| codes.special(dtype, keep));
+            .map(move |codes| codes.special(dtype, keep, keep.columns() == 2));
         let wgmma =
             Wgmma::ALL.into_iter().filter(move |_| !has_codes).map(move |wgmma| wgmma.special(kind, dtype, keep));
-        let many = (self.kind.pieces() == 1).then(|| Many::special(kind, dtype, keep));
+        let many = (self.kind.pieces() == 1).then(|| Many::special(kind, dtype, keep, keep.columns() == 2));
         skinny.chain(codes.chain(wgmma).chain(many).filter(move |_| arch == HOPPER)).filter(move |_| is_short)
     }
 }
@@ -157,8 +157,9 @@ impl Many {
     const DEPTH: usize = 5;
     const HELD: usize = 64;
 
-    fn special(kind: Kind, dtype: DType, keep: Keep) -> Special {
-        let own = [("DEPTH", Self::DEPTH), keep.macro_value()];
+    /// `prepares`: whether what is kept is in the order of codes, too.
+    fn special(kind: Kind, dtype: DType, keep: Keep, prepares: bool) -> Special {
+        let own = [("DEPTH", Self::DEPTH), keep.macro_value(), ("ORDERED", usize::from(prepares))];
         let sizes: Vec<_> = kind.macros().into_iter().chain(own).collect();
         Special::new("expert_matmul_packed_many", dtype, &sizes)
     }
@@ -244,7 +245,7 @@ impl Call<'_> {
 
     /// That kernel, if it is for these and can be compiled.
     pub(crate) fn many(&self, device: &mut Device, experts: &PackedExperts) -> Option<Special> {
-        let special = Many::special(experts.kind, self.x.dtype, self.keep);
+        let special = Many::special(experts.kind, self.x.dtype, self.keep, self.prepares);
         let shape = Shape { grid: [1, 1], block: HOPPER_THREADS, shared: Many::shared() };
         let runs = self.has_many_rows(device, experts) && device.blocks_at_once(special, shape) == Some(1);
         runs.then_some(special)
@@ -254,11 +255,14 @@ impl Call<'_> {
     fn packed_many(&self, device: &mut Device, experts: &PackedExperts, chosen: Chosen, shape: ExpertShape) -> bool {
         let Self { x, bias, choices, keep, out, room, .. } = self;
         let Some(special) = self.many(device, experts) else { return false };
-        matmul_packed_wgmma::reorder(device, *x, *room);
+        let ordered = if self.is_prepared { x.ptr } else { *room };
+        if !self.is_prepared {
+            matmul_packed_wgmma::reorder(device, *x, *room);
+        }
         let parts = choices.most_tiles() * out.width.div_ceil(Many::columns(*keep));
         let grid = [parts.min(device.context.multiprocessors), 1];
         let launch = Shape { grid, block: HOPPER_THREADS, shared: Many::shared() };
-        device.launch_special(special, launch, args![out.ptr, *room, experts.arguments.ptr, *bias, chosen, shape])
+        device.launch_special(special, launch, args![out.ptr, ordered, experts.arguments.ptr, *bias, chosen, shape])
     }
 
     /// Queues the kernel for tiles of many rows; false where it is not for these.

@@ -3,4 +3,5 @@
 pub(crate) mod experts;
 pub(crate) mod experts_codes;
 pub(crate) mod experts_packed;
+pub(crate) mod experts_prepared;
 pub(crate) mod routing;

@@ -197,7 +197,7 @@ fn check_gates(backend: &mut dyn Backend, [layer, multiplied]: [&Layer; 2], pack
     let raised = filled_in(backend, n, &vec![f32::NAN; 2 * want.len()], dtype);
     let out = filled_in(backend, n / 2, &vec![f32::NAN; want.len()], dtype);
     begin_rows(backend, rows);
-    backend.gated_experts(x, GatedExperts { w, bias, activation, raised }, choice, out);
+    backend.gated_experts(x, GatedExperts { w, bias, activation, raised, reader: None }, choice, out);
     let what = format!("{} [{n}, {k}] gated, {rows} rows, {dtype:?}", backend.describe());
     check(&what, backend.read(out), &want, |index| 2.0 * relative(dtype) * sizes[index]);
 }
@@ -245,4 +245,50 @@ fn blocks_of_8_bit_floats() {
     check_format(Format::Blocks(16));
     // Rows of a tile have scales of their own.
     check_format(Format::Blocks(1));
+}
+
+/// Experts that alone read what others gave get the same bits, however a device hands that on.
+#[test]
+fn readers() {
+    let levels = Levels::Shared(E2M1);
+    let floats = Format::Grouped(GroupedFormat { group: 32, scales: DType::Bf16, levels, ..INT4 });
+    for format in [floats, Format::Blocks(128), Format::Grouped(INT4)] {
+        let mut backends = backends();
+        backends.retain(|backend| backend.multiplies(format.stored(), MatrixUse::Experts));
+        for ([hidden, inner], experts, rows) in [([192, 128], 4, 1), ([200, 256], 8, 200), ([256, 384], 3, 700)] {
+            for dtype in [DType::Bf16, DType::F16] {
+                let layers = [
+                    unbalanced((2 * inner, hidden), experts, rows, dtype),
+                    unbalanced((hidden, inner), experts, rows, dtype),
+                ];
+                let packed = layers.each_ref().map(|layer| Experts::new(layer, format));
+                for backend in &mut backends {
+                    check_reader(&mut **backend, &layers, &packed, dtype);
+                }
+            }
+        }
+    }
+}
+
+fn check_reader(backend: &mut dyn Backend, layers: &[Layer; 2], packed: &[Experts; 2], dtype: DType) {
+    let [layer, next] = layers;
+    let ([n, hidden], rows) = (layer.shape(), layer.rows());
+    let [w, down] = [0, 1].map(|i| packed[i].load(backend, &layers[i], dtype));
+    let choice = layer.choose(backend, 0..rows);
+    let [bias, next_bias] = [layer, next].map(|layer| Some(backend.load_vector(layer.bias())));
+    let x = filled_in(backend, hidden, layer.x(), dtype);
+    let nothing = |width| vec![f32::NAN; 2 * rows * width];
+    let given = [None, Some(down)].map(|reader| {
+        let raised = filled_in(backend, n, &nothing(n), dtype);
+        let inner = filled_in(backend, n / 2, &nothing(n / 2), dtype);
+        let out = filled_in(backend, hidden, &nothing(hidden), dtype);
+        begin_rows(backend, rows);
+        let experts = GatedExperts { w, bias, activation: Activation::Silu, raised, reader };
+        backend.gated_experts(x, experts, choice, inner);
+        backend.expert_matmul(inner, down, next_bias, choice, out);
+        backend.read(out).to_vec()
+    });
+    let what = format!("{} [{n}, {hidden}], {rows} rows, {dtype:?}", backend.describe());
+    assert!(given[0].iter().all(|x| x.is_finite()), "{what}");
+    assert!(given[0] == given[1], "{what}");
 }

@@ -9,7 +9,7 @@ use clap::{ArgAction, ValueEnum};
 use kernels::cpu::{CpuOptions, Isa};
 use kernels::ops::{DType, KvDType};
 use kernels_cuda::{AllReduce, AttentionBackend, CascadeAttention, CudaOptions, Folders, Surroundings, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead};
+use models::{ActivationRounding, LoadFormat, LoadOptions, LoraOptions, NetworkHead, StateOptions};
 use proto::Setting;
 use service_kit::{
     Address, CommonArgs, FingerprintArgs, GroupArgs, LengthArgs, LoraArgs, ReplicaArgs,
@@ -109,6 +109,15 @@ pub struct Args {
     /// Data type of the KV cache; auto: that of activations, fp8: 8-bit floats, twice as many tokens as 16 bits
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub kv_cache_dtype: CachePrecision,
+
+    /// Data type of recurrent states (Mamba, linear attention) and of the last inputs of their convolutions; auto: inputs
+    /// as they are computed, states float16 where activations have 16 bits, else float32
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
+    pub mamba_cache_dtype: Precision,
+
+    /// Data type of recurrent states alone; auto: what --mamba-cache-dtype says
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
+    pub mamba_ssm_cache_dtype: Precision,
 
     /// Format of the weights; auto: whatever the folder has, dummy: random weights from config.json alone
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
@@ -371,6 +380,8 @@ impl Args {
         let mut settings = vec![
             setting("build", service_kit::VERSION.to_owned()),
             setting("--kv-cache-dtype", word(self.kv_cache_dtype)),
+            setting("--mamba-cache-dtype", word(self.mamba_cache_dtype)),
+            setting("--mamba-ssm-cache-dtype", word(self.mamba_ssm_cache_dtype)),
             setting("--attention-backend", word(self.attention_backend)),
             setting("--disable-cascade-attn", self.disable_cascade_attn.to_string()),
             setting("--load-format", word(self.load_format)),
@@ -421,6 +432,10 @@ impl Args {
                 CachePrecision::Bfloat16 => Some(DType::Bf16.into()),
                 CachePrecision::Float16 => Some(DType::F16.into()),
                 CachePrecision::Fp8E4m3 => Some(KvDType::E4m3),
+            },
+            states: StateOptions {
+                conv: dtype(self.mamba_cache_dtype),
+                recurrent: dtype(self.mamba_ssm_cache_dtype).or(dtype(self.mamba_cache_dtype)),
             },
             placement: self.placement(),
             head: NetworkHead::Stored,

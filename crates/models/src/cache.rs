@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use kernels::ops::KvShape;
+use kernels::ops::{Backend, DType, KvShape};
 
 /// Most block tables of a sequence.
 const MOST_GROUPS: usize = 8;
@@ -24,8 +24,69 @@ const MOST_GROUPS: usize = 8;
 pub(crate) struct CacheSpec {
     /// Keys and values.
     pub tokens: Option<TokenCache>,
-    /// Recurrent states of a sequence, in f32 values each.
-    pub states: Vec<usize>,
+    /// Recurrent states of a sequence.
+    pub states: Vec<StateSpec>,
+}
+
+/// What a layer keeps of a sequence whatever its length, on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StateSpec {
+    pub kind: StateKind,
+    /// How many.
+    pub values: usize,
+}
+
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateKind {
+    /// The last inputs of a convolution.
+    Conv,
+    /// What rows add to, and what decays.
+    Recurrent,
+}
+
+/// What states are asked to be kept in; absent: [`StateTypes::new`] says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateOptions {
+    /// The last inputs of convolutions.
+    pub conv: Option<DType>,
+    /// What rows add to.
+    pub recurrent: Option<DType>,
+}
+
+/// What states are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StateTypes {
+    conv: DType,
+    recurrent: DType,
+}
+
+impl StateTypes {
+    /// A convolution's inputs are kept as the device has them, so that nothing is lost. Where rows have 16 bits,
+    /// recurrent states have those of f16 too, whose 11 bits of mantissa lose less than rows do. (bf16 has 8: a state
+    /// that loses a thousandth of itself in a step is rounded to what it was, and never decays.)
+    pub(crate) fn new(asked: StateOptions, compute: DType, backend: &dyn Backend) -> Self {
+        let recurrent = if compute == DType::F32 { DType::F32 } else { DType::F16 };
+        Self {
+            conv: asked.conv.unwrap_or_else(|| backend.rounded_type(compute)),
+            recurrent: asked.recurrent.unwrap_or(recurrent),
+        }
+    }
+
+    pub(crate) fn of(self, kind: StateKind) -> DType {
+        match kind {
+            StateKind::Conv => self.conv,
+            StateKind::Recurrent => self.recurrent,
+        }
+    }
+}
+
+/// The states of a layer with a convolution of `channels` channels and `kernel` rows.
+pub(crate) fn states(kernel: usize, channels: usize, recurrent: usize) -> Vec<StateSpec> {
+    vec![
+        StateSpec { kind: StateKind::Conv, values: (kernel - 1) * channels },
+        StateSpec { kind: StateKind::Recurrent, values: recurrent },
+    ]
 }
 
 /// Paged keys and values of one layer, on this rank.
@@ -175,8 +236,15 @@ impl Arrangement {
         used
     }
 
-    /// What some of the layers take, in bytes, for elements of `element` bytes. The groups are those of all layers.
-    pub(crate) fn layout(&self, specs: &[CacheSpec], layers: Range<usize>, element: usize) -> CacheLayout {
+    /// What some of the layers take, in bytes, for elements of `element` bytes and such states. The groups are those of
+    /// all layers.
+    pub(crate) fn layout(
+        &self,
+        specs: &[CacheSpec],
+        layers: Range<usize>,
+        element: usize,
+        kept: StateTypes,
+    ) -> CacheLayout {
         let bytes = |tokens: &TokenCache| (tokens.elements() * element) as u64;
         let group = |members: &Vec<usize>| {
             let here = || members.iter().filter(|layer| layers.contains(layer));
@@ -191,7 +259,7 @@ impl Arrangement {
         CacheLayout {
             groups: self.groups.iter().map(group).collect(),
             place_bytes: used.map(|(memory, _)| bytes(memory)).sum(),
-            state_bytes: states.map(|values| (values * size_of::<f32>()) as u64).sum(),
+            state_bytes: states.map(|state| (state.values * kept.of(state.kind).size()) as u64).sum(),
         }
     }
 }
@@ -199,6 +267,8 @@ impl Arrangement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const EXACT: StateTypes = StateTypes { conv: DType::F32, recurrent: DType::F32 };
 
     fn specs(windows: &[Option<usize>]) -> Vec<CacheSpec> {
         let tokens =
@@ -240,15 +310,17 @@ mod tests {
         layers[1].tokens.as_mut().unwrap().head_dim = 4;
         let arrangement = arrange(&layers);
         assert_eq!(arrangement.memories.len(), 2);
-        assert_eq!(arrangement.layout(&layers, 0..2, 2).place_bytes, (2 * 16 + 2 * 12) * 2);
+        assert_eq!(arrangement.layout(&layers, 0..2, 2, EXACT).place_bytes, (2 * 16 + 2 * 12) * 2);
     }
 
     #[test]
     fn a_model_without_tokens_has_a_group_of_nothing() {
-        let layers = vec![CacheSpec { tokens: None, states: vec![30, 12] }; 2];
-        let layout = arrange(&layers).layout(&layers, 0..2, 2);
+        let layers = vec![CacheSpec { tokens: None, states: states(4, 10, 12) }; 2];
+        let layout = arrange(&layers).layout(&layers, 0..2, 2, EXACT);
         assert_eq!(layout.groups, [CacheGroup { layers: 0, window: None, bytes_per_token: 0 }]);
         assert_eq!((layout.place_bytes, layout.state_bytes), (0, 2 * 42 * 4));
+        let kept = StateTypes { conv: DType::F32, recurrent: DType::F16 };
+        assert_eq!(arrange(&layers).layout(&layers, 0..1, 2, kept).state_bytes, 30 * 4 + 12 * 2);
     }
 
     #[test]
@@ -256,7 +328,7 @@ mod tests {
         // Layers 0, 1, 3 and 4 slide: three groups of two over two memories.
         let layers = specs(&[Some(16), Some(16), None, Some(16), Some(16), None]);
         let arrangement = arrange(&layers);
-        let layout = |range| arrangement.layout(&layers, range, 2);
+        let layout = |range| arrangement.layout(&layers, range, 2, EXACT);
         let (whole, first, second) = (layout(0..6), layout(0..2), layout(2..6));
         assert_eq!(whole.groups.len(), 3);
         for stage in [&first, &second] {

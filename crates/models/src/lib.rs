@@ -29,7 +29,7 @@ mod tp;
 mod weights;
 
 pub use arch::{pooled, supported};
-pub use cache::{CacheGroup, CacheLayout};
+pub use cache::{CacheGroup, CacheLayout, StateOptions};
 pub use device::Device;
 pub use error::{ForwardError, LoadError};
 pub use load::{

@@ -12,11 +12,12 @@ use model_spec::{
 
 use crate::activations::Buffers;
 use crate::arch::{self, Description};
+use crate::cache::{StateKind, StateOptions, StateTypes};
 use crate::device::Device;
 use crate::error::LoadError;
 use crate::lora::{LoraForm, LoraLayer, LoraOptions};
 use crate::model::Model;
-use crate::network::{self, Network, Parts};
+use crate::network::{self, CacheTypes, Network, Parts};
 use crate::placement::{Placement, Stage};
 use crate::pooling;
 use crate::quant::{self, Online, Quantized};
@@ -37,6 +38,8 @@ pub struct LoadOptions {
     /// The KV cache's element type; absent: 8-bit floats if the checkpoint is quantised for them, else what is computed
     /// in.
     pub kv_cache_dtype: Option<KvDType>,
+    /// What recurrent states are kept in.
+    pub states: StateOptions,
     /// Which part of the model is loaded.
     pub placement: Placement,
     /// What the network gives.
@@ -277,7 +280,8 @@ impl Loading<'_> {
         let extra_vocab = options.lora.map_or(0, |lora| lora.extra_vocab);
         check_extra_vocab(&spec, shard, options.lora)?;
         let compute = options.dtype.unwrap_or_else(|| spec.dtype.unwrap_or(DType::F32));
-        let cache = cache_type(options, compute, quantized.fp8_cache)?;
+        let kv = cache_type(options, compute, quantized.fp8_cache)?;
+        let cache = CacheTypes { kv, states: StateTypes::new(options.states, compute, &*device.backend) };
         let (dtype, threads) = (spec.dtype.unwrap_or(compute), options.threads);
         let dummy = Dummy::new(options.seed, dtype, threads);
         let beside = files_beside(&spec.head);
@@ -289,7 +293,7 @@ impl Loading<'_> {
             return Err(LoadError::Online { asked, device });
         }
         // In a cache that holds what is computed, numbers need no scale.
-        let scales = match cache {
+        let scales = match kv {
             KvDType::E4m3 => cache_scales::read(&spec, &names, &*weights)?,
             KvDType::Float(_) => vec![LayerScales::default(); spec.layers.len()],
         };
@@ -450,12 +454,12 @@ fn expect(
                 (Heads { q, kv: 1, dim, v_dim: latent.kv_rank }, true, ScoreMods::default())
             }
             MixerSpec::Delta(delta) => {
-                expect_delta_rule(device, options, delta, types.compute);
+                expect_delta_rule(device, options, delta, types);
                 continue;
             }
             _ => continue,
         };
-        let ComputeTypes { compute, cache } = types;
+        let ComputeTypes { compute, cache: CacheTypes { kv: cache, .. } } = types;
         let block_size = options.block_size;
         let expected = ExpectedAttention { heads, hidden, compute, cache, block_size, shared, scores };
         let kernels = device.backend.expect_attention(expected).map_err(LoadError::Attention)?;
@@ -465,17 +469,19 @@ fn expect(
 }
 
 /// The same of linear attention.
-fn expect_delta_rule(device: &mut Device, options: &LoadOptions, delta: &DeltaSpec, compute: DType) {
+fn expect_delta_rule(device: &mut Device, options: &LoadOptions, delta: &DeltaSpec, types: ComputeTypes) {
+    let ComputeTypes { compute, cache } = types;
+    let kept = cache.states.of(StateKind::Recurrent);
     let DeltaSpec { value_heads, key_dim, value_dim, .. } = *delta;
     let (value_heads, max_rows) = (device.shard.part(value_heads).len(), options.max_rows);
-    device.backend.expect_delta_rule(ExpectedDeltaRule { value_heads, key_dim, value_dim, compute, max_rows });
+    device.backend.expect_delta_rule(ExpectedDeltaRule { value_heads, key_dim, value_dim, compute, kept, max_rows });
 }
 
-/// What rows are computed in, and keys and values kept in.
+/// What rows are computed in, and what is kept of them.
 #[derive(Clone, Copy)]
 struct ComputeTypes {
     compute: DType,
-    cache: KvDType,
+    cache: CacheTypes,
 }
 
 /// Keys and values are kept as they are computed, or in 8-bit floats: where that is asked for, or `quantised`, unless

@@ -113,6 +113,7 @@ impl Load for CudaBackend {
         self.device.bind();
         if self.linear_attention == LinearAttention::Chunks {
             self.chunks.prepare(&mut self.device, expected);
+            recurrent::delta_steps::prepare(&self.device, expected);
         }
     }
 
@@ -231,10 +232,14 @@ impl Load for CudaBackend {
         KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default(), head_scales: None }
     }
 
-    fn new_state(&mut self, slots: usize, len: usize) -> State {
+    fn rounded_type(&self, precision: DType) -> DType {
+        precision
+    }
+
+    fn new_state(&mut self, slots: usize, len: usize, dtype: DType) -> State {
         self.device.bind();
         self.device.order_for(Need::RecurrentStates);
-        self.states.push(recurrent::States::new(&mut self.device, slots, len));
+        self.states.push(recurrent::States::new(&mut self.device, slots, len, dtype));
         State(newest(&self.states))
     }
 }

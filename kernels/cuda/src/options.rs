@@ -24,7 +24,7 @@ pub struct CudaOptions {
     pub attention: AttentionBackend,
     /// When keys and values that sequences share are read once for all of them.
     pub cascade: CascadeAttention,
-    /// How Mamba 2's scan of prompts is done.
+    /// How Mamba 2's scan is done.
     pub scans: SelectiveScan,
     /// How linear attention takes prompts of 16-bit types.
     pub linear_attention: LinearAttention,
@@ -128,12 +128,12 @@ pub enum WholeSteps {
     Always,
 }
 
-/// How Mamba 2's scan of prompts is done.
+/// How Mamba 2's scan is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SelectiveScan {
-    /// In chunks on tensor cores, where type and shape are for that.
+    /// Prompts in chunks on tensor cores and single rows with the copy engine, where type, shape and device are for that.
     #[default]
     Chunked,
-    /// Row by row, as single rows are. For comparisons.
+    /// Row by row, as in exact types. For comparisons.
     RowByRow,
 }

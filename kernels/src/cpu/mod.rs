@@ -224,8 +224,8 @@ impl Load for CpuBackend {
         KvLayer { memory: newest(&self.caches), table: 0, scales: KvScales::default(), head_scales: None }
     }
 
-    fn new_state(&mut self, slots: usize, len: usize) -> State {
-        self.states.push(recurrent::state::States::new(slots, len));
+    fn new_state(&mut self, slots: usize, len: usize, dtype: DType) -> State {
+        self.states.push(recurrent::state::States::new(slots, len, dtype));
         State(newest(&self.states))
     }
 }

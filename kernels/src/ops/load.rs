@@ -94,9 +94,15 @@ pub trait Load {
         self.new_act(max_rows, width)
     }
 
+    /// What numbers of such a buffer are kept as.
+    fn rounded_type(&self, precision: DType) -> DType {
+        let _ = precision;
+        DType::F32
+    }
+
     /// Allocates KV memory, once; it answers with table 0.
     fn new_kv(&mut self, shape: KvShape) -> KvLayer;
 
-    /// Allocates one layer's recurrent states: `slots` rows of `len` f32.
-    fn new_state(&mut self, slots: usize, len: usize) -> State;
+    /// Allocates one layer's recurrent states: `slots` rows of `len` numbers, rounded to `dtype` after each step.
+    fn new_state(&mut self, slots: usize, len: usize, dtype: DType) -> State;
 }

@@ -5,10 +5,14 @@
 //! clearing between sequences. In f32 every row's arithmetic is that of a step of one row, so cutting a sequence into
 //! steps changes no bit. With 16 bits a backend may scan many rows of a sequence at once, to the accuracy of these;
 //! what else is in the batch changes no bit.
+//!
+//! A state may be kept in 16 bits, whatever rows are in. It is widened where a step begins and rounded to nearest where
+//! the step ends: between, arithmetic is the same. So where a sequence is cut into steps matters then. What is too
+//! large for f16 becomes the largest number that is not.
 
 use super::{Act, DType, Vector};
 
-/// Per-sequence memory of a layer: `[slots, len]` f32. A sequence's row is [`super::Sequence::slot`].
+/// Per-sequence memory of a layer: `[slots, len]`. A sequence's row is [`super::Sequence::slot`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State(pub u32);
 
@@ -119,6 +123,8 @@ pub struct ExpectedDeltaRule {
     pub value_dim: usize,
     /// What rows are computed in.
     pub compute: DType,
+    /// What states are kept in.
+    pub kept: DType,
     /// Most rows of a step.
     pub max_rows: usize,
 }

@@ -1,6 +1,7 @@
 //! Operations with a state: against plain float64 recurrences, and the same bits however a sequence is cut.
 
 mod delta_chunks;
+mod kept;
 
 use super::rounded::step;
 use super::{Random, backends, check_relative, check_same, filled, filled_in, round};
@@ -26,8 +27,8 @@ trait Operation {
     fn load(&mut self, backend: &mut dyn Backend);
     /// Runs it.
     fn run(&self, backend: &mut dyn Backend, input: Act, out: Act);
-    /// A whole sequence, from a state of zero.
-    fn reference(&self, rows: &[Vec<f32>]) -> Vec<f64>;
+    /// A whole sequence, from a state of zero. `ends`: whether a step ends with a row, so that the state is rounded.
+    fn reference(&self, rows: &[Vec<f32>], ends: &dyn Fn(usize) -> bool) -> Vec<f64>;
 }
 
 /// Runs all sequences, at most `chunk` rows of each in a step; outputs by sequence.
@@ -71,7 +72,7 @@ fn check(what: &str, mut operation: impl Operation, relative: f64) {
             LENGTHS.iter().map(|&rows| (0..rows).map(|_| random.values(width)).collect()).collect();
         let whole = run(&mut *backend, &operation, &inputs, usize::MAX);
         for (rows, got) in inputs.iter().zip(&whole) {
-            check_relative(what, got, &operation.reference(rows), relative);
+            check_relative(what, got, &operation.reference(rows, &|_| false), relative);
         }
         for chunk in [1, 4] {
             let cut = run(&mut *backend, &operation, &inputs, chunk);
@@ -88,6 +89,15 @@ fn double(values: &[f32]) -> Vec<f64> {
     values.iter().copied().map(f64::from).collect()
 }
 
+/// A number as a state keeps it: of what f16 has no room for, the largest that it has.
+pub(super) fn kept_as(x: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => x,
+        DType::Bf16 => round(x as f32, dtype).into(),
+        DType::F16 => round(x.clamp(-65504.0, 65504.0) as f32, dtype).into(),
+    }
+}
+
 fn softplus(x: f64) -> f64 {
     x.exp().ln_1p()
 }
@@ -101,6 +111,8 @@ struct Convolution {
     kernel: usize,
     taps: Vec<f32>,
     bias: Option<Vec<f32>>,
+    /// What states are kept as.
+    kept: DType,
     loaded: Option<Conv>,
 }
 
@@ -118,7 +130,7 @@ impl Operation for Convolution {
             kernel: self.kernel,
             taps: backend.load_vector(&self.taps),
             bias: self.bias.as_ref().map(|bias| backend.load_vector(bias)),
-            state: backend.new_state(SLOTS, (self.kernel - 1) * self.channels),
+            state: backend.new_state(SLOTS, (self.kernel - 1) * self.channels, self.kept),
         });
     }
 
@@ -126,15 +138,18 @@ impl Operation for Convolution {
         backend.causal_conv(Cols { act: input, first: SKIPPED }, self.loaded.expect("loaded"), out);
     }
 
-    fn reference(&self, rows: &[Vec<f32>]) -> Vec<f64> {
+    fn reference(&self, rows: &[Vec<f32>], ends: &dyn Fn(usize) -> bool) -> Vec<f64> {
         let mut out = Vec::new();
         for row in 0..rows.len() {
+            // What another step has left.
+            let left = (0..row).rev().find(|row| ends(*row)).map_or(0, |last| last + 1);
             for channel in 0..self.channels {
                 let mut sum = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[channel]));
                 for tap in 0..self.kernel {
                     let Some(from) = (row + tap + 1).checked_sub(self.kernel) else { continue };
                     let weight = f64::from(self.taps[tap * self.channels + channel]);
-                    sum += weight * f64::from(rows[from][SKIPPED + channel]);
+                    let x = f64::from(rows[from][SKIPPED + channel]);
+                    sum += weight * if from < left { kept_as(x, self.kept) } else { x };
                 }
                 out.push(sum * sigmoid(sum));
             }
@@ -149,7 +164,7 @@ fn causal_convolution() {
         let mut random = Random(channels as u64);
         let taps = random.values(channels * kernel);
         let bias = with_bias.then(|| random.values(channels));
-        check("causal_conv", Convolution { channels, kernel, taps, bias, loaded: None }, 1e-5);
+        check("causal_conv", Convolution { channels, kernel, taps, bias, kept: DType::F32, loaded: None }, 1e-5);
     }
 }
 
@@ -164,6 +179,8 @@ struct Selective {
     /// The column of x, the first of the input that is read; and columns of a row's end that are not.
     first: usize,
     rest: usize,
+    /// What states are kept as.
+    kept: DType,
     loaded: Option<Scan>,
 }
 
@@ -199,7 +216,7 @@ impl Operation for Selective {
             skip: backend.load_vector(&self.skip),
             dt_bias: self.dt_bias.as_ref().map(|bias| backend.load_vector(bias)),
             dt_limit: self.dt_limit,
-            state: backend.new_state(SLOTS, heads * head_dim * state_dim),
+            state: backend.new_state(SLOTS, heads * head_dim * state_dim, self.kept),
         });
     }
 
@@ -208,12 +225,12 @@ impl Operation for Selective {
         backend.selective_scan(ScanInput { x, dt, b, c }, self.loaded.expect("loaded"), out);
     }
 
-    fn reference(&self, rows: &[Vec<f32>]) -> Vec<f64> {
+    fn reference(&self, rows: &[Vec<f32>], ends: &dyn Fn(usize) -> bool) -> Vec<f64> {
         let [heads, head_dim, groups, state_dim] = self.shape;
         let [x_at, b_at, c_at, dt_at] = self.firsts();
         let mut state = vec![0.0; heads * head_dim * state_dim];
         let mut out = Vec::new();
-        for row in rows.iter().map(|row| double(row)) {
+        for (index, row) in rows.iter().map(|row| double(row)).enumerate() {
             for head in 0..heads {
                 let bias = self.dt_bias.as_ref().map_or(0.0, |bias| f64::from(bias[head]));
                 let (least, most) = self.dt_limit;
@@ -231,6 +248,9 @@ impl Operation for Selective {
                     }
                     out.push(sum);
                 }
+            }
+            if ends(index) {
+                state.iter_mut().for_each(|x| *x = kept_as(*x, self.kept));
             }
         }
         out
@@ -252,8 +272,9 @@ fn selective_scans() {
         let decay = decay.iter().map(|x| -x.abs() - 0.1).collect();
         let (skip, bias) = (random.values(heads), random.values(heads));
         let dt_bias = with_bias.then_some(bias);
-        let (dt_limit, precision) = (DT_LIMIT, DType::F32);
-        let scan = Selective { shape, decay, skip, dt_bias, dt_limit, precision, first: 3, rest: 0, loaded: None };
+        let (dt_limit, precision, kept) = (DT_LIMIT, DType::F32, DType::F32);
+        let (first, rest, loaded) = (3, 0, None);
+        let scan = Selective { shape, decay, skip, dt_bias, dt_limit, precision, first, rest, kept, loaded };
         check("selective_scan", scan, 1e-4);
     }
 }
@@ -274,7 +295,7 @@ fn rounded_scan(shape: [usize; 4], precision: DType, first: usize) -> Selective 
     let rest = 8 - (heads + shape[2] * shape[3] * 2 + heads * shape[1] + first) % 8;
     let dt_limit = if first == 0 { DT_LIMIT } else { (0.0, f32::INFINITY) };
     let skip = random.values(heads);
-    Selective { shape, decay, skip, dt_bias, dt_limit, precision, first, rest, loaded: None }
+    Selective { shape, decay, skip, dt_bias, dt_limit, precision, first, rest, kept: DType::F32, loaded: None }
 }
 
 /// Off by little of each head's size, and by less on average: what rounding the outputs and each factor of a product
@@ -282,6 +303,8 @@ fn rounded_scan(shape: [usize; 4], precision: DType, first: usize) -> Selective 
 fn check_heads(what: &str, scan: &Selective, got: &[f32], want: &[f64]) {
     let [heads, head_dim, ..] = scan.shape;
     assert_eq!(got.len(), want.len(), "{what}: number of elements");
+    // Where a state lies between two numbers that it is kept as, another order of sums may take the other one.
+    let coarser = if scan.kept == DType::Bf16 { 2.0 * step(DType::Bf16) } else { step(scan.precision) };
     for head in 0..heads {
         let of_head = |index: &usize| index / head_dim % heads == head;
         let each: Vec<(f64, f64)> =
@@ -289,9 +312,9 @@ fn check_heads(what: &str, scan: &Selective, got: &[f32], want: &[f64]) {
         let mean =
             |square: &dyn Fn(&(f64, f64)) -> f64| (each.iter().map(square).sum::<f64>() / each.len() as f64).sqrt();
         let (error, size) = (mean(&|(error, _)| error * error), mean(&|(_, want)| want * want) + 0.05);
-        assert!(error <= 2.0 * step(scan.precision) * size, "{what}, head {head}: off by {error:e} of {size:e}");
+        assert!(error <= 2.0 * coarser * size, "{what}, head {head}: off by {error:e} of {size:e}");
         for (index, (error, want)) in each.iter().enumerate() {
-            let most = 6.0 * step(scan.precision) * (size + want.abs());
+            let most = 6.0 * coarser * (size + want.abs());
             assert!(error.abs() <= most, "{what}, element {index} of head {head}: off by {error:e} of {want:e}");
         }
     }
@@ -312,12 +335,17 @@ fn check_prompts(scan: &mut Selective, prompts: &[usize], steps: &[usize], alone
         let mut random = Random(7);
         let mut row = || -> Vec<f32> { random.values(width).into_iter().map(|x| round(x, precision)).collect() };
         let inputs: Vec<Vec<Vec<f32>>> = prompts.iter().map(|&rows| (0..rows).map(|_| row()).collect()).collect();
-        let wanted: Vec<Vec<f64>> = inputs.iter().map(|rows| scan.reference(rows)).collect();
+        let reference = |chunk: usize| -> Vec<Vec<f64>> {
+            inputs.iter().map(|rows| scan.reference(rows, &|row| (row + 1) % chunk == 0)).collect()
+        };
+        let exact = (scan.kept == DType::F32).then(|| reference(usize::MAX));
         for &chunk in steps {
-            let what = format!("{} scan of {shape:?} in {precision:?}, {chunk} rows a step", backend.describe());
+            let (name, kept) = (backend.describe(), scan.kept);
+            let what = format!("{name} scan of {shape:?} in {precision:?}, kept in {kept:?}, {chunk} rows a step");
             let together = run(&mut *backend, scan, &inputs, chunk);
-            for (got, want) in together.iter().zip(&wanted) {
-                check_heads(&format!("{what}, of {}", want.len() / scan.widths().1), scan, got, want);
+            let wanted = exact.clone().unwrap_or_else(|| reference(chunk));
+            for ((got, want), rows) in together.iter().zip(&wanted).zip(&inputs) {
+                check_heads(&format!("{what}, of {}", rows.len()), scan, got, want);
             }
             for some in alone {
                 let apart = run(&mut *backend, scan, &inputs[some.clone()], chunk);
@@ -386,6 +414,8 @@ pub(super) struct Delta {
     pub(super) shape: [usize; 4],
     pub(super) rate: Vec<f32>,
     pub(super) dt_bias: Vec<f32>,
+    /// What states are kept as.
+    pub(super) kept: DType,
     pub(super) loaded: Option<DeltaRule>,
     /// `[q | k | v]`, which the operation wants in a buffer of their own.
     pub(super) qkv: Option<Act>,
@@ -398,8 +428,8 @@ impl Delta {
     }
 
     /// See [`Operation::reference`].
-    pub(super) fn whole(&self, rows: &[Vec<f32>]) -> Vec<f64> {
-        self.reference(rows)
+    pub(super) fn in_steps(&self, rows: &[Vec<f32>], ends: &dyn Fn(usize) -> bool) -> Vec<f64> {
+        self.reference(rows, ends)
     }
 }
 
@@ -418,7 +448,7 @@ impl Operation for Delta {
             value_dim,
             rate: backend.load_vector(&self.rate),
             dt_bias: backend.load_vector(&self.dt_bias),
-            state: backend.new_state(SLOTS, value_heads * key_dim * value_dim),
+            state: backend.new_state(SLOTS, value_heads * key_dim * value_dim, self.kept),
         });
         self.qkv = Some(backend.new_act(LENGTHS.iter().sum(), self.qkv_width()));
     }
@@ -433,7 +463,7 @@ impl Operation for Delta {
         backend.delta_rule(input, self.loaded.expect("loaded"), out);
     }
 
-    fn reference(&self, rows: &[Vec<f32>]) -> Vec<f64> {
+    fn reference(&self, rows: &[Vec<f32>], ends: &dyn Fn(usize) -> bool) -> Vec<f64> {
         let [key_heads, value_heads, key_dim, value_dim] = self.shape;
         let unit = |x: &[f64]| -> Vec<f64> {
             let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
@@ -441,7 +471,7 @@ impl Operation for Delta {
         };
         let mut states = vec![vec![0.0; key_dim * value_dim]; value_heads];
         let mut out = Vec::new();
-        for row in rows.iter().map(|row| double(row)) {
+        for (index, row) in rows.iter().map(|row| double(row)).enumerate() {
             for (head, state) in states.iter_mut().enumerate() {
                 let key_head = head / (value_heads / key_heads);
                 let query = unit(&row[key_head * key_dim..][..key_dim]);
@@ -459,6 +489,9 @@ impl Operation for Delta {
                     out.push(sum / (key_dim as f64).sqrt());
                 }
             }
+            if ends(index) {
+                states.iter_mut().flatten().for_each(|x| *x = kept_as(*x, self.kept));
+            }
         }
         out
     }
@@ -470,7 +503,8 @@ fn gated_delta_rule() {
         let mut random = Random(shape[1] as u64);
         let rate = random.values(shape[1]).iter().map(|x| -x.abs()).collect();
         let dt_bias = random.values(shape[1]);
-        check("delta_rule", Delta { shape, rate, dt_bias, loaded: None, qkv: None }, 1e-5);
+        let delta = Delta { shape, rate, dt_bias, kept: DType::F32, loaded: None, qkv: None };
+        check("delta_rule", delta, 1e-5);
     }
 }
 

@@ -5,7 +5,7 @@ use collectives::Solo;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
-use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement};
+use models::{ActivationRounding, LoadFormat, LoadOptions, NetworkHead, Placement, StateOptions};
 use proto::{Constraint, LogitBias, NewSequence, Sampling, TokenIds, Want, constraint::Kind};
 
 use super::*;
@@ -25,6 +25,7 @@ fn model() -> Box<dyn Runner> {
     let options = LoadOptions {
         dtype: None,
         kv_cache_dtype: None,
+        states: StateOptions::default(),
         placement: Placement::WHOLE,
         head: NetworkHead::Stored,
         format: LoadFormat::Auto,

@@ -7,7 +7,7 @@ use model_spec::DeltaSpec;
 use super::recurrent::{NOT_YET, StoredVector, decay, taps, vector};
 use super::{CacheBinding, Mixer, Run};
 use crate::builder::Builder;
-use crate::cache::CacheSpec;
+use crate::cache::{CacheSpec, states};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
 use crate::tp::{Shard, head_rows};
@@ -70,7 +70,7 @@ pub(super) fn cache_spec(spec: &DeltaSpec, shard: Shard) -> CacheSpec {
     let DeltaSpec { key_heads, value_heads, key_dim, value_dim, conv_kernel, .. } = *spec;
     let values = shard.part(value_heads).len() * value_dim;
     let channels = 2 * shard.part(key_heads).len() * key_dim + values;
-    CacheSpec { tokens: None, states: vec![(conv_kernel - 1) * channels, values * key_dim] }
+    CacheSpec { tokens: None, states: states(conv_kernel, channels, values * key_dim) }
 }
 
 pub(super) fn build(

@@ -8,7 +8,7 @@ use model_spec::MambaSpec;
 use super::recurrent::{NOT_YET, decay, taps};
 use super::{CacheBinding, Mixer, Run};
 use crate::builder::{Builder, LinearPart};
-use crate::cache::CacheSpec;
+use crate::cache::{CacheSpec, states};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::{Linear, Split};
 use crate::tp::Shard;
@@ -74,7 +74,7 @@ impl Mixer for MambaMixer {
 /// The convolution's last inputs, and a state for each of this rank's channels.
 pub(super) fn cache_spec(spec: &MambaSpec, shard: Shard) -> CacheSpec {
     let channels = shard.part(spec.inner).len();
-    CacheSpec { tokens: None, states: vec![(spec.conv_kernel - 1) * channels, channels * spec.state_size] }
+    CacheSpec { tokens: None, states: states(spec.conv_kernel, channels, channels * spec.state_size) }
 }
 
 pub(super) fn build(

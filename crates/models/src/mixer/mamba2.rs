@@ -7,7 +7,7 @@ use model_spec::Mamba2Spec;
 use super::recurrent::{NOT_YET, StoredVector, decay, taps, vector};
 use super::{CacheBinding, Mixer, Run};
 use crate::builder::Builder;
-use crate::cache::CacheSpec;
+use crate::cache::{CacheSpec, states};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
 use crate::tp::{Shard, head_rows};
@@ -61,7 +61,7 @@ pub(super) fn cache_spec(spec: &Mamba2Spec, shard: Shard) -> CacheSpec {
     let Mamba2Spec { heads, head_dim, groups, state_size, conv_kernel, .. } = *spec;
     let inner = shard.part(heads).len() * head_dim;
     let channels = inner + 2 * shard.part(groups).len() * state_size;
-    CacheSpec { tokens: None, states: vec![(conv_kernel - 1) * channels, inner * state_size] }
+    CacheSpec { tokens: None, states: states(conv_kernel, channels, inner * state_size) }
 }
 
 pub(super) fn build(

@@ -7,16 +7,25 @@ use model_spec::ModelSpec;
 
 use super::Layer;
 use crate::batch::Blocks;
-use crate::cache::{Arrangement, CacheLayout, CacheSpec, Pool, arrange};
+use crate::cache::{Arrangement, CacheLayout, CacheSpec, Pool, StateSpec, StateTypes, arrange};
 use crate::mixer::{self, CacheBinding};
 use crate::model::Memory;
 use crate::tp::Shard;
 use crate::weights::cache_scales::LayerScales;
 
+/// What it keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheTypes {
+    /// Keys and values.
+    pub kv: KvDType,
+    /// Recurrent states.
+    pub states: StateTypes,
+}
+
 /// KV memory and recurrent states of some layers of a model. Layers are arranged in groups over the whole model, so
 /// that all stages of a pipeline have the same block tables.
 pub(super) struct Cache {
-    dtype: KvDType,
+    types: CacheTypes,
     /// Of the whole model, as is the arrangement.
     specs: Vec<CacheSpec>,
     scales: Vec<LayerScales>,
@@ -35,16 +44,17 @@ impl Cache {
         spec: &ModelSpec,
         shard: Shard,
         layers: Range<usize>,
-        dtype: KvDType,
+        types: CacheTypes,
         scales: Vec<LayerScales>,
     ) -> Self {
         let specs: Vec<CacheSpec> = spec.layers.iter().map(|layer| mixer::cache_spec(&layer.mixer, shard)).collect();
         let arrangement = arrange(&specs);
-        Self { dtype, specs, scales, shard, arrangement, layers, memories: Vec::new(), blocks: None }
+        Self { types, specs, scales, shard, arrangement, layers, memories: Vec::new(), blocks: None }
     }
 
     pub(super) fn layout(&self) -> CacheLayout {
-        self.arrangement.layout(&self.specs, self.layers.clone(), self.dtype.size())
+        let CacheTypes { kv, states } = self.types;
+        self.arrangement.layout(&self.specs, self.layers.clone(), kv.size(), states)
     }
 
     /// What steps may name, once there is memory.
@@ -60,7 +70,7 @@ impl Cache {
     pub(super) fn allocate(&mut self, layers: &mut [Layer], backend: &mut dyn Backend, memory: Memory) {
         assert!(self.blocks.is_none(), "a network's cache is allocated once");
         let Memory { num_blocks, block_size, max_sequences } = memory;
-        let pool = Pool { num_blocks, block_size, dtype: self.dtype };
+        let pool = Pool { num_blocks, block_size, dtype: self.types.kv };
         let used = self.arrangement.memories_of(self.layers.clone());
         let memories = self.arrangement.memories.iter().zip(used);
         self.memories = memories.map(|(kv, used)| used.then(|| backend.new_kv(kv.kv_shape(pool)))).collect();
@@ -71,7 +81,10 @@ impl Cache {
                 let head_scales = heads.as_ref().map(|scales| self.head_scales(scales, backend));
                 Some(KvLayer { table: cache.group as u32, scales: *all, head_scales, ..memory })
             });
-            let states = self.specs[index].states.iter().map(|&len| backend.new_state(max_sequences, len)).collect();
+            let states = self.specs[index].states.iter();
+            let states = states
+                .map(|&StateSpec { kind, values }| backend.new_state(max_sequences, values, self.types.states.of(kind)))
+                .collect();
             layer.mixer.bind_cache(CacheBinding { kv, states });
         }
         let tables = self.arrangement.groups.len();

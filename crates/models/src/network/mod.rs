@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use collectives::Collective;
-use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, KvDType, StepPreference, Taken};
+use kernels::ops::{Act, Batch, CaptureError, CaptureOwner, CaptureSize, DType, StepPreference, Taken};
 use kernels::sample::{SampleParams, SampleRow, SlotMask, Ticket};
 use model_spec::{MixerSpec, ModelSpec};
 
@@ -27,6 +27,7 @@ use crate::weights::cache_scales::LayerScales;
 use crate::weights::{Resident, TensorLocation};
 pub(crate) use build::build;
 use cache::Cache;
+pub(crate) use cache::CacheTypes;
 use forward::ForwardPass;
 pub use forward::Observer;
 pub(crate) use modules::{Head, Layer, Modules, Output, ProjectedLinear, WideLogits};
@@ -109,8 +110,8 @@ pub(crate) struct Parts {
     /// What is computed in.
     pub compute: DType,
     pub layers: Range<usize>,
-    /// Element type of keys and values.
-    pub cache: KvDType,
+    /// Element types of keys and values, and of states.
+    pub cache: CacheTypes,
     /// Scales of each layer's keys and values, of the whole model.
     pub scales: Vec<LayerScales>,
     pub modules: Modules,

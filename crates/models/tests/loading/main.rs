@@ -15,7 +15,7 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::{Batch, DType, KvDType, Sequence};
 use models::{
     ActivationRounding, ForwardError, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement,
-    Progress,
+    Progress, StateOptions,
 };
 use safetensors::{Dtype, View};
 
@@ -28,6 +28,7 @@ fn options(format: LoadFormat, (rank, size): (usize, usize)) -> LoadOptions {
     LoadOptions {
         dtype: Some(DType::F32),
         kv_cache_dtype: None,
+        states: StateOptions::default(),
         placement: Placement::rank(rank, size),
         head: NetworkHead::Stored,
         format,

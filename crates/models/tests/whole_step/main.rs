@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kernels::ops::DType;
 use kernels_cuda::{CudaOptions, GemmTactics, WholeSteps};
-use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, NetworkHead, Placement, Runner};
+use models::{ActivationRounding, LoadFormat, LoadOptions, Memory, NetworkHead, Placement, Runner, StateOptions};
 use sequence::{Decoded, Sequence};
 
 const BLOCK_SIZE: usize = 16;
@@ -27,6 +27,7 @@ fn load(dir: &Path, format: LoadFormat, whole_steps: WholeSteps) -> Box<dyn Runn
     let options = LoadOptions {
         dtype: Some(DType::Bf16),
         kv_cache_dtype: None,
+        states: StateOptions::default(),
         placement: Placement::WHOLE,
         head: NetworkHead::Stored,
         format,

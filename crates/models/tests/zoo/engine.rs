@@ -9,6 +9,7 @@ use kernels::ops::{Backend, Batch, DType, Sequence};
 use kernels_cuda::{AllReduce, CudaOptions};
 use models::{
     ActivationRounding, Device, LoadError, LoadFormat, LoadOptions, Memory, Model, NetworkHead, Placement, Runner,
+    StateOptions,
 };
 
 use crate::gpu;
@@ -139,6 +140,7 @@ pub fn options(setup: Setup) -> LoadOptions {
     LoadOptions {
         dtype: Some(setup.dtype),
         kv_cache_dtype: None,
+        states: StateOptions::default(),
         placement: Placement::rank(setup.rank.0, setup.rank.1),
         head: NetworkHead::Stored,
         format: LoadFormat::Auto,

@@ -101,6 +101,11 @@ DEVICE void add_box_out(const TensorMap* map, u32 column, u32 row, u32 from) {
                  "r"(row), "r"(from)
                  : "memory");
 }
+// The same of `bytes` bytes that lie one after the other, a multiple of 16.
+DEVICE void copy_bytes_out(void* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
 DEVICE void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <u32 PENDING>
 DEVICE void copies_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }

@@ -7,11 +7,12 @@
 
 // See src/recurrent.rs.
 struct Conv {
-    f32* state; // [slot][kernel - 1][channel]
+    char* state; // [slot][kernel - 1][channel]
     const f32* taps;
     const f32* bias; // null: none
     u32 channels;
     u32 kernel;
+    u32 state_type;
 };
 SAME_LAYOUT(Conv, Conv);
 
@@ -42,18 +43,20 @@ DEVICE void convolve(const Columns<T>& x, const Conv& conv, const Rows& rows, u3
     if (conv.bias) shift = *(const Numbers*)(conv.bias + channel);
     const u32 begin = chunk * CHUNK, end = min(begin + CHUNK, rows.count);
     if (chunk == 0) {
-        f32* state = conv.state + rows.slot * BEFORE * channels + channel;
+        const StatePlace state = StatePlace{conv.state, conv.state_type} + (rows.slot * BEFORE * channels + channel);
+        f32 kept[BEFORE][WIDE] = {};
+        if (!rows.fresh) state.read(kept, channels);
 #pragma unroll
-        for (u32 i = 0; i < BEFORE; i++) window[i] = rows.fresh ? Numbers{} : *(const Numbers*)(state + i * channels);
+        for (u32 i = 0; i < BEFORE; i++) window[i] = *(const Numbers*)kept[i];
         // The last inputs of the window and the rows after it.
 #pragma unroll
         for (u32 i = 0; i < BEFORE; i++) {
             const u32 from = rows.count + i;
-            Numbers kept = from >= BEFORE ? widened(input_at(rows.first + from - BEFORE)) : Numbers{};
+            Numbers last = from >= BEFORE ? widened(input_at(rows.first + from - BEFORE)) : Numbers{};
 #pragma unroll
             for (u32 j = 0; j < BEFORE; j++)
-                if (j == from) kept = window[j];
-            *(Numbers*)(state + i * channels) = kept;
+                if (j == from) last = window[j];
+            (state + i * channels).write(last.x);
         }
     } else {
 #pragma unroll

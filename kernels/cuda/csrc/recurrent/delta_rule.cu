@@ -56,23 +56,16 @@ template <u32 GROUPS, typename T> struct Row {
 using Columns4 = f32[COLUMNS];
 
 // A lane's columns of one key's row of the state: at once where they lie so.
-DEVICE void read_state(Columns4& to, const f32* from, u32 columns, bool aligned) {
-    if (aligned) {
-        const float4 x = *(const float4*)from;
-        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-        return;
-    }
+DEVICE void read_state(Columns4& to, StatePlace from, u32 columns, bool aligned) {
+    if (aligned) return from.read(to);
 #pragma unroll
-    for (u32 j = 0; j < COLUMNS; j++) to[j] = j < columns ? from[j] : 0.0f;
+    for (u32 j = 0; j < COLUMNS; j++) to[j] = j < columns ? (from + j).read() : 0.0f;
 }
-DEVICE void write_state(const Columns4& from, f32* to, u32 columns, bool aligned) {
-    if (aligned) {
-        *(float4*)to = make_float4(from[0], from[1], from[2], from[3]);
-        return;
-    }
+DEVICE void write_state(const Columns4& from, StatePlace to, u32 columns, bool aligned) {
+    if (aligned) return to.write(from);
 #pragma unroll
     for (u32 j = 0; j < COLUMNS; j++)
-        if (j < columns) to[j] = from[j];
+        if (j < columns) (to + j).write(from[j]);
 }
 
 // Queries and keys of length 1, queries also scaled.
@@ -131,7 +124,8 @@ DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Rows& rows, 
     if (place.head >= rule.value_heads) return;
     const u32 value_dim = rule.value_dim, key_dim = rule.key_dim;
     const bool aligned = value_dim % COLUMNS == 0 && place.columns > 0;
-    f32* kept = rule.state + (rows.slot * rule.value_heads + place.head) * key_dim * value_dim + place.column;
+    const StatePlace kept =
+        rule.state_at((rows.slot * rule.value_heads + place.head) * key_dim * value_dim + place.column);
     Row<GROUPS, T> next;
     next.read(in, rule, rows.first, place);
     Columns4 state[KEYS] = {};
@@ -162,7 +156,7 @@ template <typename T>
 DEVICE void delta_rule(const Inputs<T>& in, const Rule& rule, const Batch& batch, u32 too_many, T* out) {
     if (blockIdx.y >= batch.counts[1]) return;
     const Rows rows(batch, blockIdx.y);
-    if (rows.count == 0 || rows.count >= too_many) return;
+    if (rows.count == 0 || rows.count <= rule.stepped || rows.count >= too_many) return;
     if (rule.key_dim <= 8 * KEYS) delta_rule<8>(in, rule, rows, out);
     else if (rule.key_dim <= 16 * KEYS) delta_rule<16>(in, rule, rows, out);
     else delta_rule<32>(in, rule, rows, out);

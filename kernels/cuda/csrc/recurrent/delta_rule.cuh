@@ -5,13 +5,17 @@
 
 // See src/recurrent/mod.rs.
 struct Rule {
-    f32* state; // [slot][value head][key][value]
+    char* state; // [slot][value head][key][value]
     const f32* rate;
     const f32* dt_bias;
     u32 key_heads;
     u32 value_heads;
     u32 key_dim;
     u32 value_dim;
+    u32 stepped; // sequences with so few rows are not walked: 1, or 0
+    u32 state_type;
+
+    DEVICE StatePlace state_at(u64 value) const { return StatePlace{state, state_type} + value; }
 };
 SAME_LAYOUT(Rule, Rule);
 

@@ -162,10 +162,10 @@ struct StateWarp : Inter {
         publish(chunk + 1);
     }
 
-    // A number of the state's: where it is kept.
-    DEVICE f32& kept(u64 slot, u32 n, u32 e) const {
+    // Where a number of the state is kept.
+    DEVICE StatePlace kept(u64 slot, u32 n, u32 e) const {
         const u32 lane = threadIdx.x % 32, key = 8 * n + lane % 4 * 2 + e % 2, value = mine + lane / 4 + e / 2 * 8;
-        return rule.state[((slot * rule.value_heads + head) * KEY_DIM + key) * rule.value_dim + value];
+        return rule.state_at(((slot * rule.value_heads + head) * KEY_DIM + key) * rule.value_dim + value);
     }
 
     DEVICE void run(const Batch& batch, u32 sequence, u32 stages) {
@@ -174,7 +174,7 @@ struct StateWarp : Inter {
 #pragma unroll
         for (u32 n = 0; n < KEY_DIM / 8; n++)
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) state[n][e] = works && !rows.fresh ? kept(rows.slot, n, e) : 0.0f;
+            for (u32 e = 0; e < 4; e++) state[n][e] = works && !rows.fresh ? kept(rows.slot, n, e).read() : 0.0f;
         publish(0);
         for (u32 chunk = 0; CHUNK * chunk < rows.count; chunk++) {
             const float2 end = ((const float2*)chunks.ends)[place(rows.first + CHUNK * chunk)];
@@ -186,7 +186,7 @@ struct StateWarp : Inter {
 #pragma unroll
         for (u32 n = 0; n < KEY_DIM / 8; n++)
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) kept(rows.slot, n, e) = state[n][e];
+            for (u32 e = 0; e < 4; e++) kept(rows.slot, n, e).write(state[n][e]);
     }
 };
 

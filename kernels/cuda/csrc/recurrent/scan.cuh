@@ -4,7 +4,7 @@
 
 // See src/recurrent/selective_scan.rs.
 struct Scan {
-    f32* state; // [slot][head][channel][value]
+    char* state; // [slot][head][channel][value]
     const f32* decay;
     const f32* skip;
     const f32* dt_bias; // null: none
@@ -16,7 +16,11 @@ struct Scan {
     u32 state_dim;
     u32 each_value; // whether each value has a decay of its own
     u32 lanes;      // of a channel, where rows are walked: a power of two
+    u32 stepped;    // sequences with so few rows are not walked: 1, or 0
     u32 chunked;    // sequences with so many rows or more are scanned in chunks
+    u32 state_type;
+
+    DEVICE StatePlace state_at(u64 value) const { return StatePlace{state, state_type} + value; }
 
     // The first column of a head's `b` and `c`.
     DEVICE u32 group_column(u32 head) const { return head / (heads / groups) * state_dim; }

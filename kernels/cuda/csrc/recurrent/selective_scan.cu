@@ -88,11 +88,8 @@ template <typename T, u32 EACH, bool FOURS> struct Walk {
         if (mine) out[(u64)row * channels + channel] = Cast<T>::from(sum + skip * load(x));
     }
 
-    DEVICE void walk_one_by_one(u32 row) {
-        if (row >= end) return;
-        Row next;
-        f32 next_dt = in.dt.at(row, head);
-        for (read(next, row); row < end; row++) {
+    DEVICE void walk_one_by_one(u32 row, Row& next, f32 next_dt) {
+        for (; row < end; row++) {
             const Row now = next;
             const f32 dt = scan.clamped(next_dt + bias);
             if (row + 1 < end) {
@@ -150,35 +147,60 @@ template <typename T, u32 EACH, bool FOURS> struct Walk {
         if (lane % (scan.lanes / 4) == 0) write(row + lane / (scan.lanes / 4), sum, x);
     }
 
-    template <bool IN_GROUPS> DEVICE void walk(f32* kept, bool fresh) {
-        kept += from;
-        // All that is read is on its way before any of it is waited for.
-        if (FOURS) {
-#pragma unroll
-            for (u32 i = 0; i < EACH / 4; i++)
-                *(float4*)(state + 4 * i) = whole && !fresh ? *(const float4*)(kept + 4 * i) : make_float4(0, 0, 0, 0);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++) state[i] = inside(i) && !fresh ? kept[i] : 0.0f;
-        }
+    DEVICE void read_rates() {
         const f32* rates = scan.decay + (each_value ? head * scan.state_dim + from : head);
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) rate[i] = each_value && !inside(i) ? 0.0f : rates[each_value ? i : 0];
         bias = scan.bias(head);
         skip = scan.skip[head];
+    }
+
+    DEVICE void read_state(StatePlace kept, bool fresh) {
 #pragma unroll
-        for (u32 i = 0; i < EACH; i++) rate[i] *= Decay<T>::LOG;
-        walk_one_by_one(IN_GROUPS ? walk_groups() : first);
-        if (!mine) return;
-        if (FOURS) {
-#pragma unroll
-            for (u32 i = 0; i < EACH / 4; i++)
-                if (whole) *(float4*)(kept + 4 * i) = *(const float4*)(state + 4 * i);
+        for (u32 i = 0; i < EACH; i++) state[i] = 0.0f;
+        if (fresh) return;
+        if constexpr (FOURS) {
+            if (whole) kept.read(state);
         } else {
 #pragma unroll
             for (u32 i = 0; i < EACH; i++)
-                if (inside(i)) kept[i] = state[i];
+                if (inside(i)) state[i] = (kept + i).read();
         }
+    }
+
+    DEVICE void write_state(StatePlace kept) const {
+        if constexpr (FOURS) {
+            if (whole) kept.write(state);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++)
+                if (inside(i)) (kept + i).write(state[i]);
+        }
+    }
+
+    template <bool IN_GROUPS> DEVICE void walk(StatePlace kept, bool fresh) {
+        kept = kept + from;
+        // All that is read is on its way before any of it is waited for: the state last, as 16 bits are widened at once.
+        Row next;
+        f32 next_dt = 0.0f;
+        read_rates();
+        if (!IN_GROUPS) {
+            read(next, first);
+            next_dt = in.dt.at(first, head);
+        }
+        read_state(kept, fresh);
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) rate[i] *= Decay<T>::LOG;
+        u32 row = first;
+        if (IN_GROUPS) {
+            row = walk_groups();
+            if (row < end) {
+                read(next, row);
+                next_dt = in.dt.at(row, head);
+            }
+        }
+        walk_one_by_one(row, next, next_dt);
+        if (mine) write_state(kept);
     }
 };
 
@@ -186,9 +208,9 @@ template <u32 EACH, bool FOURS, bool IN_GROUPS, typename T>
 DEVICE void selective_scan(const Inputs<T>& in, const Scan& scan, const Batch& batch, T* out) {
     if (blockIdx.y >= batch.counts[1]) return;
     const Rows rows(batch, blockIdx.y);
-    if (rows.count == 0 || rows.count >= scan.chunked) return;
+    if (rows.count == 0 || rows.count <= scan.stepped || rows.count >= scan.chunked) return;
     Walk<T, EACH, FOURS> it(in, scan, rows, out);
-    it.template walk<IN_GROUPS>(scan.state + (rows.slot * it.channels + it.channel) * scan.state_dim, rows.fresh);
+    it.template walk<IN_GROUPS>(scan.state_at((rows.slot * it.channels + it.channel) * scan.state_dim), rows.fresh);
 }
 
 // `fours`: where each lane's values lie for that. One by one needs few registers, so that many states come at once;

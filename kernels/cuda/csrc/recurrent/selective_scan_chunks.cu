@@ -357,25 +357,26 @@ struct ChunkedScan {
         write_rows(y, stage, chunk);
     }
 
-    // Calls what is given with each pair of neighbouring values that this thread keeps, and where they lie in a head's
-    // state.
-    template <typename Each> DEVICE void each_pair(f32* at, Each each) {
-        at += (16 * slice() + lane() / 4) * STATE_DIM + half() * VALUES + 2 * (lane() % 4);
+    // Calls what is given with where each pair of neighbouring values that this thread keeps lies in a head's state.
+    template <typename Each> DEVICE void each_pair(StatePlace at, Each each) {
+        at = at + ((16 * slice() + lane() / 4) * STATE_DIM + half() * VALUES + 2 * (lane() % 4));
 #pragma unroll
         for (u32 j = 0; j < VALUES / 8; j++)
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) each(*(float2*)(at + i * 8 * STATE_DIM + 8 * j), state[j] + 2 * i);
+            for (u32 i = 0; i < 2; i++) each(at + (i * 8 * STATE_DIM + 8 * j), state[j] + 2 * i);
     }
 
     // The state times `left`, and one more.
-    DEVICE void add_pairs(f32* at, f32 left) {
-        each_pair(at, [&](const float2& kept, f32* mine) {
-            mine[0] = mine[0] * left + kept.x;
-            mine[1] = mine[1] * left + kept.y;
+    DEVICE void add_pairs(StatePlace at, f32 left) {
+        each_pair(at, [&](StatePlace kept, f32* mine) {
+            f32 more[2];
+            kept.read(more);
+            mine[0] = mine[0] * left + more[0];
+            mine[1] = mine[1] * left + more[1];
         });
     }
-    DEVICE void store_pairs(f32* at) {
-        each_pair(at, [&](float2& kept, const f32* mine) { kept = make_float2(mine[0], mine[1]); });
+    DEVICE void store_pairs(StatePlace at) {
+        each_pair(at, [&](StatePlace kept, const f32* mine) { kept.write({mine[0], mine[1]}); });
     }
 
     DEVICE void run(const Rows& rows, const Spans& spans, u32 span) {
@@ -393,12 +394,12 @@ struct ChunkedScan {
             read_steps(raw, begin);
             write_steps(raw, begin);
         }
-        f32* kept = scan.state + (rows.slot * scan.heads + head) * SIZE;
+        const StatePlace kept = scan.state_at((rows.slot * scan.heads + head) * SIZE);
         // Those of this sequence's spans.
         const u64 parts = (blockIdx.y * (u64)scan.heads + head) * spans.count;
-        f32* states = spans.states + parts * SIZE;
+        const StatePlace states = StatePlace{(char*)spans.states, STATE_F32} + parts * SIZE;
         f32* left = spans.left + parts;
-        f32* first_state = STATES_ONLY || spans.count == 1 ? kept : states + (spans.count - 1) * SIZE;
+        const StatePlace first_state = STATES_ONLY || spans.count == 1 ? kept : states + (spans.count - 1) * SIZE;
 #pragma unroll
         for (u32 i = 0; i < VALUES / 2; i++) state[i / 4][i % 4] = 0.0f;
         if (span == 0) {

@@ -24,14 +24,16 @@ const STEPS: [(usize, usize); 11] =
 pub fn delta_rule(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
     for linear_attention in [LinearAttention::Chunks, LinearAttention::Rows] {
         let mut bench = Bench::open(rates, CudaOptions { linear_attention, ..options.clone() })?;
-        bench.delta_rule(&format!("{linear_attention:?}"), linear_attention == LinearAttention::Rows);
+        for kept in [DType::F32, DType::F16] {
+            bench.delta_rule(linear_attention, kept);
+        }
         bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
     }
     Ok(())
 }
 
 impl Bench {
-    fn rules(&mut self) -> Vec<DeltaRule> {
+    fn rules(&mut self, kept: DType) -> Vec<DeltaRule> {
         let rate: Vec<f32> = (0..VALUE_HEADS).map(|head| -0.02 * (1 + head) as f32).collect();
         let backend = &mut self.backend;
         let mut rule = || DeltaRule {
@@ -41,15 +43,16 @@ impl Bench {
             value_dim: DIM,
             rate: backend.load_vector(&rate),
             dt_bias: backend.load_vector(&rate),
-            state: backend.new_state(MOST_SEQUENCES, VALUE_HEADS * DIM * DIM),
+            state: backend.new_state(MOST_SEQUENCES, VALUE_HEADS * DIM * DIM, kept),
         };
         (0..LAYERS).map(|_| rule()).collect()
     }
 
-    /// `slow`: prompts are launched but twice a round.
-    fn delta_rule(&mut self, how: &str, slow: bool) {
+    /// Row by row, prompts are launched but twice a round.
+    fn delta_rule(&mut self, how: LinearAttention, kept: DType) {
         const ROWS: usize = 12_000;
-        let rules = self.rules();
+        let slow = how == LinearAttention::Rows;
+        let rules = self.rules(kept);
         let qkv = self.act(ROWS, rules[0].row_width());
         let rates = self.act(ROWS, 2 * VALUE_HEADS);
         let out = self.backend.new_rounded_act(ROWS, VALUE_HEADS * DIM, DType::Bf16);
@@ -63,11 +66,17 @@ impl Bench {
                 backend.delta_rule(input, rules[i % LAYERS], out);
             });
             let (all, state) = (sequences * rows, VALUE_HEADS * DIM * DIM);
-            let moved = sequences * state * 8 + all * (rules[0].row_width() + 2 * VALUE_HEADS + VALUE_HEADS * DIM) * 2;
+            let moved = 2 * sequences * state * kept.size()
+                + all * (rules[0].row_width() + 2 * VALUE_HEADS + VALUE_HEADS * DIM) * 2;
             // Of the chunked form: three products with the state, and those within a chunk.
             let flops = all * VALUE_HEADS * (6 * DIM * DIM + 8 * CHUNK * DIM);
             let work = Work { bytes: moved as f64, flops: if rows == 1 { 0.0 } else { flops as f64 } };
-            self.report(MODEL, &format!("delta rule, {how}, {sequences} x {rows} rows"), seconds, work);
+            self.report(
+                MODEL,
+                &format!("delta rule, {how:?}, {sequences} x {rows} rows, {}", kept.name()),
+                seconds,
+                work,
+            );
         }
     }
 }

@@ -11,6 +11,9 @@ const PROMPTS: [(usize, usize); 9] =
     [(1, 8), (1, 16), (1, 32), (1, 64), (1, 512), (1, 2048), (1, 4096), (1, 8192), (24, 1500)];
 const DECODES: [usize; 3] = [1, 64, 256];
 const KERNEL: usize = 4;
+/// What states are kept as: where single rows read and write them, and where prompts do.
+const KEPT: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+const KEPT_OF_PROMPTS: [DType; 2] = [DType::F32, DType::F16];
 
 /// A model of one group.
 #[derive(Clone, Copy)]
@@ -45,8 +48,8 @@ impl Shape {
     }
 
     /// Bytes of a row's x, b, c, dt and outputs, and operations of what makes and reads states.
-    fn work(self, sequences: usize, rows: usize) -> Work {
-        let states = sequences * self.inner() * self.state_dim * 2 * size_of::<f32>();
+    fn work(self, sequences: usize, rows: usize, kept: DType) -> Work {
+        let states = sequences * self.inner() * self.state_dim * 2 * kept.size();
         let (all, columns) = (sequences * rows, self.channels() + self.heads + self.inner());
         Work { bytes: (all * 2 * columns + states) as f64, flops: (all * self.inner() * self.state_dim * 4) as f64 }
     }
@@ -65,20 +68,21 @@ struct Mixers {
 }
 
 impl Mixers {
-    fn new(bench: &mut Bench, shape: Shape, sequences: usize, rows: usize) -> Self {
+    /// States are kept as such numbers, the convolution's as rows are.
+    fn new(bench: &mut Bench, shape: Shape, [sequences, rows]: [usize; 2], kept: DType) -> Self {
         let Shape { heads, head_dim, state_dim, is_first, .. } = shape;
         let (inner, channels) = (shape.inner(), shape.channels());
-        let layers = (ROTATION / (sequences * inner * state_dim * 4)).clamp(2, 48);
+        let layers = (ROTATION / (sequences * inner * state_dim * kept.size())).clamp(2, 48);
         let vector = |bench: &mut Bench, count, value| bench.backend.load_vector(&vec![value; count]);
         let decay = vector(bench, if is_first { heads * state_dim } else { heads }, -1.0);
         let (skip, dt_bias) = (vector(bench, heads, 1.0), Some(vector(bench, heads, -3.0)));
         let (taps, weight) = (vector(bench, KERNEL * channels, 0.5), Some(vector(bench, inner, 1.0)));
         let (mut scans, mut convs) = (Vec::new(), Vec::new());
         for _ in 0..layers {
-            let state = bench.backend.new_state(sequences, inner * state_dim);
+            let state = bench.backend.new_state(sequences, inner * state_dim, kept);
             let (groups, dt_limit) = (1, (0.0, f32::INFINITY));
             scans.push(Scan { heads, head_dim, groups, state_dim, decay, skip, dt_bias, dt_limit, state });
-            let state = bench.backend.new_state(sequences, (KERNEL - 1) * channels);
+            let state = bench.backend.new_state(sequences, (KERNEL - 1) * channels, DType::Bf16);
             convs.push(Conv { channels, kernel: KERNEL, taps, bias: None, state });
         }
         Self {
@@ -123,8 +127,11 @@ pub fn scans(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
         println!("{}", shape.name);
         for step in &steps {
             for (name, bench) in benches.iter_mut().filter(|(name, _)| *name != "chunks" || !shape.is_first) {
-                bench.mixer(name, shape, *step);
-                bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
+                let kept = if step.1 > 0 { &KEPT[..] } else { &KEPT_OF_PROMPTS };
+                for &kept in kept {
+                    bench.mixer(name, shape, *step, kept);
+                    bench.backend.fault().map_or(Ok(()), |fault| Err(fault.to_owned()))?;
+                }
             }
         }
     }
@@ -133,10 +140,10 @@ pub fn scans(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
 
 impl Bench {
     /// The scan of such a step; long prompts and single rows have what is beside it, too.
-    fn mixer(&mut self, name: &str, shape: Shape, (sequences, start, rows): (usize, usize, usize)) {
+    fn mixer(&mut self, name: &str, shape: Shape, (sequences, start, rows): (usize, usize, usize), kept: DType) {
         let all = sequences * rows;
         self.flag = self.backend.new_act(all.max(MOST_ROWS), 1);
-        let mixers = Mixers::new(self, shape, sequences, all);
+        let mixers = Mixers::new(self, shape, [sequences, all], kept);
         let what = format!("{sequences} x {rows} after {start}");
         self.begin(&vec![(start, rows); sequences]);
         let few = all <= 256;
@@ -150,8 +157,9 @@ impl Bench {
             });
             this.report(name, &what, seconds * CALLS as f64 / calls as f64, work);
         };
-        each(self, name, format!("scan, {what}"), shape.work(sequences, rows), &|backend, i| mixers.scan(backend, i));
-        if (name == "by row") != shape.is_first || (all < 2048 && start == 0) {
+        let (title, work) = (format!("scan, {what}, {}", kept.name()), shape.work(sequences, rows, kept));
+        each(self, name, title, work, &|backend, i| mixers.scan(backend, i));
+        if (name == "by row") != shape.is_first || (all < 2048 && start == 0) || kept != DType::F32 {
             return;
         }
         let bytes = |columns: usize| Work { bytes: (all * columns * 2) as f64, flops: 0.0 };

@@ -18,7 +18,7 @@ use crate::jit::specialization::{HOPPER, LOWEST, Special};
 use crate::latent::{attention_expanded, attention_latent, head_matmul_mma};
 use crate::layers::{lora_mma, norm_prepared};
 use crate::moe::experts;
-use crate::recurrent::{delta_chunks, scan_chunks};
+use crate::recurrent::{delta_chunks, delta_steps, scan_chunks, scan_steps};
 use crate::runtime::arch::Arch;
 use crate::runtime::libraries::Folders;
 use crate::whole_step;
@@ -88,6 +88,7 @@ fn usual(arch: Arch) -> Vec<Special> {
     let hopper = hopper.chain(matmul_wgmma::usual(dtype)).chain(matmul_split_k::usual(dtype));
     let hopper = hopper.chain(attention_expanded::specials(dtype));
     let hopper = hopper.chain(attention_latent::specials(true, dtype)).chain(norm_prepared::usual(dtype));
+    let hopper = hopper.chain([scan_steps::usual(dtype), delta_steps::usual(dtype)]);
     let mut all: Vec<Special> = skinny
         .chain(experts::usual(arch, dtype))
         .chain(lora_mma::specials(dtype))

@@ -175,6 +175,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_prefill_hopper" in "attention"
     "delta_rule_inter" in "recurrent"
     "delta_rule_intra" in "recurrent"
+    "delta_rule_step" in "recurrent"
     "expert_matmul_codes_wgmma" in "moe"
     "expert_matmul_packed" in "moe"
     "expert_matmul_packed_many" in "moe"
@@ -195,6 +196,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "ranks_sum" in "comm"
     "ranks_sum_add_norm" in "comm"
     "selective_scan_chunks" in "recurrent"
+    "selective_scan_step" in "recurrent"
     "whole_step" in "whole_step"
 };
 
@@ -262,6 +264,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("simt_tile.cuh", include_str!("../../csrc/gemm/simt_tile.cuh")),
     ("skinny.cuh", include_str!("../../csrc/gemm/skinny.cuh")),
     ("split_norm.cuh", include_str!("../../csrc/fusion/split_norm.cuh")),
+    ("state_piece.cuh", include_str!("../../csrc/recurrent/state_piece.cuh")),
     ("step.cuh", include_str!("../../csrc/whole_step/step.cuh")),
     ("step_attention.cuh", include_str!("../../csrc/whole_step/step_attention.cuh")),
     ("step_product.cuh", include_str!("../../csrc/whole_step/step_product.cuh")),

@@ -2,7 +2,9 @@
 //! `delta_chunks`).
 
 pub(crate) mod delta_chunks;
+pub(crate) mod delta_steps;
 pub(crate) mod scan_chunks;
+pub(crate) mod scan_steps;
 pub(crate) mod selective_scan;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -30,26 +32,36 @@ const RULE_THREADS: usize = 64;
 /// Threads of a block of the others.
 const THREADS: usize = 128;
 
-/// One layer's states: `[slots, len]` f32.
+/// One layer's states: `[slots, len]`.
 pub(crate) struct States {
     memory: Option<Memory>,
     slots: usize,
     len: usize,
+    dtype: DType,
 }
 
 impl States {
-    pub(crate) fn new(device: &mut Device, slots: usize, len: usize) -> Self {
-        let memory = device.allocate(slots * len * size_of::<f32>(), "recurrent states");
+    pub(crate) fn new(device: &mut Device, slots: usize, len: usize, dtype: DType) -> Self {
+        let memory = device.allocate(slots * len * dtype.size(), "recurrent states");
         if let Some(memory) = &memory {
             device.clear(memory);
         }
-        Self { memory, slots, len }
+        Self { memory, slots, len, dtype }
     }
 
     /// Where they are; each of the batch's slots must have one.
     fn ptr(&self, batch: &Batch) -> CUdeviceptr {
         batch.check_slots(self.slots);
         self.memory.as_ref().map_or(0, |memory| memory.ptr)
+    }
+}
+
+/// `enum StateType` of recurrent.cuh.
+const fn state_type(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::Bf16 => 1,
+        DType::F16 => 2,
     }
 }
 
@@ -103,9 +115,10 @@ pub(crate) struct Conv {
     bias: CUdeviceptr,
     channels: u32,
     kernel: u32,
+    state_type: u32,
 }
 
-twin!(Conv = "Conv" { state, taps, bias, channels, kernel });
+twin!(Conv = "Conv" { state, taps, bias, channels, kernel, state_type });
 
 /// A convolution with its vectors.
 pub(crate) struct ConvCall {
@@ -131,6 +144,7 @@ pub(crate) fn causal_conv(
         bias: bias.map_or(0, |bias| bias.ptr),
         channels: channels as u32,
         kernel: kernel as u32,
+        state_type: state_type(states.dtype),
     };
     let x = x.columns(channels, out);
     let fours = kernel == FOURS_KERNEL && channels.is_multiple_of(4) && x.is_aligned(4 * out.dtype.size(), out.dtype);
@@ -158,9 +172,11 @@ pub(crate) struct Rule {
     value_heads: u32,
     key_dim: u32,
     value_dim: u32,
+    stepped: u32,
+    state_type: u32,
 }
 
-twin!(Rule = "Rule" { state, rate, dt_bias, key_heads, value_heads, key_dim, value_dim });
+twin!(Rule = "Rule" { state, rate, dt_bias, key_heads, value_heads, key_dim, value_dim, stepped, state_type });
 
 /// A delta rule with its vectors.
 pub(crate) struct DeltaCall {
@@ -196,15 +212,21 @@ pub(crate) fn delta_rule(
         value_heads: value_heads as u32,
         key_dim: key_dim as u32,
         value_dim: value_dim as u32,
+        stepped: 0,
+        state_type: state_type(states.dtype),
     };
     let columns = [
         input.qkv.columns(rule.row_width(), out),
         input.beta.columns(value_heads, out),
         input.dt.columns(value_heads, out),
     ];
-    let call = ChunkedCall { rule, parameters, columns };
+    let mut call = ChunkedCall { rule, parameters, columns };
+    if chunks.is_some() && delta_steps::run(device, &call, states.dtype, batch, out) {
+        call.parameters.stepped = 1;
+    }
     let done = chunks.and_then(|chunks| delta_chunks::run(device, chunks, &call, batch, out));
-    if !batch.has_shorter(done.unwrap_or(usize::MAX)) {
+    let least = call.parameters.stepped as usize * 2;
+    if batch.with_rows(least) == batch.with_rows(done.unwrap_or(usize::MAX)) {
         return;
     }
     let too_many = done.map_or(u32::MAX, |rows| rows as u32);
@@ -212,7 +234,7 @@ pub(crate) fn delta_rule(
     let grid = [(32 * warps).div_ceil(RULE_THREADS), batch.sequences()];
     let shape = Shape { grid, block: RULE_THREADS, shared: 0 };
     let name = Name::of("delta_rule", &[out.dtype]);
-    device.launch(name, shape, args![columns, parameters, batch.pointers, too_many, out.ptr]);
+    device.launch(name, shape, args![columns, call.parameters, batch.pointers, too_many, out.ptr]);
 }
 
 /// Columns of a state that a warp of `delta_rule.cu` has: so many groups of its lanes share the keys.

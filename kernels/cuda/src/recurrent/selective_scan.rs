@@ -1,10 +1,11 @@
-//! Launches the selective scan: of sequences with few rows row by row (`selective_scan.cu`), of others in chunks where
-//! that can be (`selective_scan_chunks.cu`).
+//! Launches the selective scan: of sequences with few rows row by row (`selective_scan.cu`), of those with one
+//! (`selective_scan_step.cu`) or many (`selective_scan_chunks.cu`) in ways of their own, where these can be.
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::scan_chunks::{self, LEAST, SpanStates};
-use super::{Cols, Columns, States, THREADS, Values};
+use super::scan_steps::{self, Steps};
+use super::{Cols, Columns, States, THREADS, Values, state_type};
 use crate::jit::layouts::twin;
 use crate::options::SelectiveScan;
 use crate::runtime::activations::View;
@@ -54,11 +55,14 @@ pub(crate) struct Scan {
     pub(super) state_dim: u32,
     pub(super) each_value: u32,
     lanes: u32,
+    stepped: u32,
     chunked: u32,
+    state_type: u32,
 }
 
 twin!(Scan = "Scan" {
-    state, decay, skip, dt_bias, least_dt, most_dt, heads, head_dim, groups, state_dim, each_value, lanes, chunked,
+    state, decay, skip, dt_bias, least_dt, most_dt, heads, head_dim, groups, state_dim, each_value, lanes, stepped,
+    chunked, state_type,
 });
 
 /// The sequences of a scan, and where it writes.
@@ -93,8 +97,30 @@ impl Scans {
                 parameters.chunked = u32::MAX;
             }
         }
-        if places.batch.sequences() > places.batch.with_rows(parameters.chunked as usize) {
+        let steps = scan_steps::of(device, &parameters, &columns, places.out, places.states.dtype);
+        if let Some(steps) = steps.filter(|_| self.how == SelectiveScan::Chunked) {
+            self.step(device, steps, &mut parameters, columns, places);
+        }
+        if parameters.walks(places.batch) {
             walk(device, scan, &parameters, columns, places);
+        }
+    }
+
+    /// Queues the sequences with one row, if the kernel for these can be compiled. Where there are none yet, it is
+    /// compiled meanwhile.
+    fn step(
+        &self,
+        device: &mut Device,
+        steps: Steps,
+        parameters: &mut Scan,
+        columns: [Columns; 4],
+        places: Places<'_>,
+    ) {
+        if places.batch.sequences() == places.batch.with_rows(2) {
+            steps.wish(device);
+        } else if steps.is_ready(device) {
+            parameters.stepped = 1;
+            steps.queue(device, parameters, columns, places);
         }
     }
 }
@@ -142,6 +168,11 @@ impl ScanInput {
 }
 
 impl Scan {
+    /// Whether sequences are left to be walked: none, or those with one row, are stepped.
+    fn walks(&self, batch: &Batch) -> bool {
+        batch.with_rows(2 * self.stepped as usize) > batch.with_rows(self.chunked as usize)
+    }
+
     /// Row by row, whatever a sequence has.
     fn new(ScanCall { scan, decay, skip, dt_bias }: ScanCall, Places { states, batch, .. }: Places<'_>) -> Self {
         let ops::Scan { heads, head_dim, groups, state_dim, dt_limit, .. } = scan;
@@ -161,7 +192,9 @@ impl Scan {
             state_dim: state_dim as u32,
             each_value: u32::from(decay.len != heads),
             lanes: lanes as u32,
+            stepped: 0,
             chunked: u32::MAX,
+            state_type: state_type(states.dtype),
         }
     }
 }

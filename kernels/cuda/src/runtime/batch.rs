@@ -268,11 +268,6 @@ impl Batch {
         self.lengths.iter().filter(|length| **length >= least).map(|length| length.div_ceil(size)).sum()
     }
 
-    /// Whether some sequence has fewer rows than that.
-    pub(crate) fn has_shorter(&self, rows: usize) -> bool {
-        self.lengths.iter().any(|length| *length < rows)
-    }
-
     /// Fails where a sequence's slot is none of these.
     pub(crate) fn check_slots(&self, slots: usize) {
         assert!(self.last_slot.is_none_or(|last| last < slots), "slot {:?} of {slots}", self.last_slot);

@@ -13,6 +13,9 @@ const CHANNELS: usize = 64;
 /// Longest kernel.
 const KERNEL: usize = ops::Conv::MAX_KERNEL;
 
+/// Most lanes of a vector.
+const LANES: usize = 16;
+
 /// A call with everything looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
@@ -72,10 +75,10 @@ impl Channels<'_> {
             for (row, tap) in tap[..kernel].iter_mut().enumerate() {
                 *tap = S::load_up_to(taps.as_ptr().add(row * channels + channel), lanes);
             }
-            let mut kept = [std::ptr::null_mut(); KERNEL];
-            for (row, kept) in kept[..past].iter_mut().enumerate() {
-                *kept = states.part(self.sequence, row * channels + channel, lanes).as_mut_ptr();
-                seen[row] = S::load_up_to(kept.cast_const(), lanes);
+            let mut kept = [0.0; LANES];
+            for (row, seen) in seen[..past].iter_mut().enumerate() {
+                states.read(self.sequence, row * channels + channel, &mut kept[..lanes]);
+                *seen = S::load_up_to(kept.as_ptr(), lanes);
             }
             let shift = bias.map_or(S::splat(0.0), |bias| S::load_up_to(bias.as_ptr().add(channel), lanes));
             for row in self.sequence.rows() {
@@ -89,8 +92,9 @@ impl Channels<'_> {
                     seen[back] = seen[back + 1];
                 }
             }
-            for (seen, kept) in seen[..past].iter().zip(kept) {
-                seen.store_up_to(kept, lanes);
+            for (row, seen) in seen[..past].iter().enumerate() {
+                seen.store_up_to(kept.as_mut_ptr(), lanes);
+                states.write(self.sequence, row * channels + channel, &mut kept[..lanes]);
             }
         }
     }

@@ -71,8 +71,21 @@ impl Kernel for Head<'_> {
     fn run<S: Simd>(self) {
         let ops::DeltaRule { key_dim, value_dim, .. } = self.call.rule;
         let size = key_dim * value_dim;
+        let (states, first) = (self.call.states, self.head * size);
+        let mut wide = Vec::new();
         // SAFETY: a task has this head of its sequence to itself.
-        let state = unsafe { self.call.states.part(self.sequence, self.head * size, size) };
+        let state = unsafe { states.open(self.sequence, first, size, &mut wide) };
+        self.walk::<S>(state);
+        // SAFETY: as above.
+        unsafe { states.close(self.sequence, first, state) };
+    }
+}
+
+impl Head<'_> {
+    /// All rows in order.
+    #[inline(always)]
+    fn walk<S: Simd>(&self, state: &mut [f32]) {
+        let ops::DeltaRule { value_dim, .. } = self.call.rule;
         for row in self.sequence.rows() {
             let row = self.row::<S>(row);
             let mut col = 0;
@@ -91,9 +104,7 @@ impl Kernel for Head<'_> {
             }
         }
     }
-}
 
-impl Head<'_> {
     #[inline(always)]
     fn row<S: Simd>(&self, row: usize) -> Row {
         let Call { rule, qkv, beta, dt, rate, dt_bias, out, .. } = self.call;

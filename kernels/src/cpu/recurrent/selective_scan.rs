@@ -66,8 +66,20 @@ impl Kernel for Heads<'_> {
     fn run<S: Simd>(self) {
         let ops::Scan { head_dim, state_dim, .. } = self.call.scan;
         let size = head_dim * state_dim;
+        let (states, first, count) = (self.call.states, self.first * size, self.count * size);
+        let mut wide = Vec::new();
         // SAFETY: a task has these heads of its sequence to itself.
-        let states = unsafe { self.call.states.part(self.sequence, self.first * size, self.count * size) };
+        let part = unsafe { states.open(self.sequence, first, count, &mut wide) };
+        self.walk::<S>(part, size);
+        // SAFETY: as above.
+        unsafe { states.close(self.sequence, first, part) };
+    }
+}
+
+impl Heads<'_> {
+    /// All rows in order; a head's state has `size` values.
+    #[inline(always)]
+    fn walk<S: Simd>(&self, states: &mut [f32], size: usize) {
         let mut steps = [0.0_f32; CHANNELS];
         for row in self.sequence.rows() {
             self.steps::<S>(row, &mut steps);
@@ -76,9 +88,7 @@ impl Kernel for Heads<'_> {
             }
         }
     }
-}
 
-impl Heads<'_> {
     /// `dt` of the heads in one row.
     #[inline(always)]
     fn steps<S: Simd>(&self, row: usize, steps: &mut [f32; CHANNELS]) {

@@ -32,10 +32,15 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     fn new(backend: &'a mut dyn Backend, shape: [usize; 4], dtype: DType) -> Self {
+        Self::with_states(backend, shape, dtype, DType::F32)
+    }
+
+    /// States are kept in another type than f32.
+    fn with_states(backend: &'a mut dyn Backend, shape: [usize; 4], dtype: DType, kept: DType) -> Self {
         let [key_heads, value_heads, key_dim, value_dim] = shape;
         let mut random = Random(value_heads as u64);
         let rate = random.values(value_heads).iter().map(|x| -0.02 - x.abs()).collect();
-        let delta = Delta { shape, rate, dt_bias: random.values(value_heads), loaded: None, qkv: None };
+        let delta = Delta { shape, rate, dt_bias: random.values(value_heads), kept, loaded: None, qkv: None };
         let rule = DeltaRule {
             key_heads,
             value_heads,
@@ -43,13 +48,14 @@ impl<'a> Layer<'a> {
             value_dim,
             rate: backend.load_vector(&delta.rate),
             dt_bias: backend.load_vector(&delta.dt_bias),
-            state: backend.new_state(SLOTS, value_heads * key_dim * value_dim),
+            state: backend.new_state(SLOTS, value_heads * key_dim * value_dim, kept),
         };
         Self { backend, delta, rule, dtype }
     }
 
     fn name(&self) -> String {
-        format!("{} {:?} {:?}", self.backend.describe(), self.delta.shape, self.dtype)
+        let Delta { shape, kept, .. } = &self.delta;
+        format!("{} {shape:?} {:?}, states in {kept:?}", self.backend.describe(), self.dtype)
     }
 
     fn prompt(&self, seed: u64, rows: usize, of: Rows) -> Prompt {
@@ -85,9 +91,14 @@ impl<'a> Layer<'a> {
     }
 
     fn reference(&self, prompt: &Prompt) -> Vec<f64> {
+        self.reference_in(prompt, &[])
+    }
+
+    /// In steps that end before these rows.
+    fn reference_in(&self, prompt: &Prompt, ends: &[usize]) -> Vec<f64> {
         let rows: Vec<Vec<f32>> =
             prompt.qkv.iter().zip(&prompt.rates).map(|(qkv, rates)| [&qkv[..], rates].concat()).collect();
-        self.delta.whole(&rows)
+        self.delta.in_steps(&rows, &|row| ends.contains(&(row + 1)))
     }
 
     fn buffer(&mut self, rows: &[Vec<f32>]) -> Act {
@@ -204,22 +215,69 @@ fn states_are_kept_from_step_to_step() {
     for mut backend in backends() {
         for dtype in TYPES {
             for shape in [[1, 2, 128, 32], [2, 2, 64, 64], [1, 1, 256, 16]] {
-                let mut layer = Layer::new(&mut *backend, shape, dtype);
-                let (long, other) = (layer.prompt(5, 240, Rows::Random), layer.prompt(6, 240, Rows::Random));
-                // Slots hold what another sequence left; chunks follow rows, and rows chunks.
-                layer.step(&[(&other, 3, 0, 90), (&other, 7, 0, 7)]);
-                let (mut first, mut second) = (Vec::new(), Vec::new());
-                let mut done = [0, 0];
-                for rows in [[70, 1], [1, 100], [32, 31], [31, 32], [2, 64], [104, 12]] {
-                    let [a, b] = done;
-                    let got = layer.step(&[(&other, 7, b, rows[1]), (&long, 3, a, rows[0])]);
-                    second.extend_from_slice(&got[0]);
-                    first.extend_from_slice(&got[1]);
-                    done = [a + rows[0], b + rows[1]];
+                check_steps(Layer::new(&mut *backend, shape, dtype));
+            }
+            for kept in TYPES {
+                check_steps(Layer::with_states(&mut *backend, [1, 2, 128, 128], dtype, kept));
+            }
+            check_steps(Layer::with_states(&mut *backend, [1, 2, 64, 20], dtype, DType::F16));
+        }
+    }
+}
+
+/// Slots hold what another sequence left; chunks follow rows, and rows chunks.
+fn check_steps(mut layer: Layer<'_>) {
+    let (long, other) = (layer.prompt(5, 240, Rows::Random), layer.prompt(6, 240, Rows::Random));
+    layer.step(&[(&other, 3, 0, 90), (&other, 7, 0, 7)]);
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    let mut done = [0, 0];
+    let mut ends = [Vec::new(), Vec::new()];
+    for rows in [[70, 1], [1, 100], [32, 31], [31, 32], [2, 64], [104, 12]] {
+        let [a, b] = done;
+        let got = layer.step(&[(&other, 7, b, rows[1]), (&long, 3, a, rows[0])]);
+        second.extend_from_slice(&got[0]);
+        first.extend_from_slice(&got[1]);
+        done = [a + rows[0], b + rows[1]];
+        ends.iter_mut().zip(done).for_each(|(ends, done)| ends.push(done));
+    }
+    assert_eq!(done, [240, 240], "all rows of both");
+    layer.check("in steps", &first, &layer.reference_in(&long, &ends[0]));
+    layer.check("in other steps", &second, &layer.reference_in(&other, &ends[1]));
+}
+
+/// Rows one by one, of as many sequences as keep each block of a GPU busy with several heads in turn; company changes no
+/// bit, neither that of single rows nor of a prompt.
+#[test]
+fn single_rows_of_many_sequences() {
+    const ROWS: usize = 5;
+    for mut backend in backends() {
+        for (dtype, kept) in
+            [(DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16), (DType::Bf16, DType::F16), (DType::F16, DType::F16)]
+        {
+            for (shape, count) in [([16, 32, 64, 64], SLOTS), ([1, 2, 128, 128], 3), ([1, 3, 64, 128], 2)] {
+                let mut layer = Layer::with_states(&mut *backend, shape, dtype, kept);
+                let prompts: Vec<Prompt> = (0..count).map(|i| layer.prompt(i as u64, 40, Rows::Random)).collect();
+                let (long, short) = prompts.split_first().expect("some prompts");
+                let mut got = vec![Vec::new(); count];
+                for row in 0..ROWS {
+                    let mut parts: Vec<_> = short.iter().enumerate().map(|(i, prompt)| (prompt, i, row, 1)).collect();
+                    if row == 2 {
+                        parts.insert(1, (long, SLOTS - 1, 0, 40));
+                    }
+                    let mut step = layer.step(&parts);
+                    if row == 2 {
+                        got[0] = step.remove(1);
+                    }
+                    got[1..].iter_mut().zip(step).for_each(|(got, row)| got.extend(row));
                 }
-                assert_eq!(done, [240, 240], "all rows of both");
-                layer.check("in steps", &first, &layer.reference(&long));
-                layer.check("in other steps", &second, &layer.reference(&other));
+                layer.check("a prompt among single rows", &got[0], &layer.reference(long));
+                for (got, prompt) in got[1..].iter().zip(short) {
+                    let some = Prompt { qkv: prompt.qkv[..ROWS].to_vec(), rates: prompt.rates[..ROWS].to_vec() };
+                    layer.check("row by row", got, &layer.reference_in(&some, &[1, 2, 3, 4]));
+                }
+                let last = &short[count - 2];
+                let alone: Vec<f32> = (0..ROWS).flat_map(|row| layer.step(&[(last, 5, row, 1)]).concat()).collect();
+                check_same(&format!("{}, row by row alone", layer.name()), &alone, &got[count - 1]);
             }
         }
     }

@@ -108,6 +108,8 @@ pub(super) const TOPICS: &[Topic] = &[
             to(WORKER, "kv-cache-dtype"),
             to(WORKER, "kv-cache-memory-bytes"),
             to(SCHEDULER, "kv-events-config"),
+            to(WORKER, "mamba-cache-dtype"),
+            to(WORKER, "mamba-ssm-cache-dtype"),
             to(WORKER, "num-gpu-blocks-override"),
         ],
     },

@@ -52,7 +52,7 @@ const NO_DRAFTS: &str = "speculative decoding is not done";
 const OFFLOAD: &str = "KV blocks stay in device memory";
 const PLUGINS: &str = "there are no plugins";
 const PROCESSES: &str = "workers are processes of this machine";
-const STATES: &str = "a sequence has one recurrent state, in 32 bits";
+const STATES: &str = "a sequence has one recurrent state";
 const SUPERVISOR: &str = "every server has a /health of its own";
 const WEIGHTS: &str = "weights stay in device memory; use --tensor-parallel-size";
 /// Ways to ask for the one backend as JSON.
@@ -140,7 +140,7 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("enable-log-deltas", AnySwitch, "--enable-log-outputs logs each answer once, when it is whole"),
     flag("enable-logging-iteration-details", Off, "use --profiler-config"),
     flag("enable-lora-bias", Off, "adapters have no biases of their own"),
-    flag("enable-mamba-cache-stochastic-rounding", Off, STATES),
+    flag("enable-mamba-cache-stochastic-rounding", Off, "states of 16 bits are rounded to the nearest number"),
     flag("enable-mfu-metrics", Off, "use quire bench latency --profile"),
     flag("enable-mixed-moe-lora-format", AnySwitch, "both forms of experts' adapters are read"),
     flag("enable-mm-embeds", Off, ENCODERS),
@@ -199,10 +199,8 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     flag("lora-target-modules", Only(&[]), "all modules of an adapter are applied"),
     flag("mamba-backend", AnyValue, KERNELS),
     flag("mamba-block-size", Only(&[]), STATES),
-    flag("mamba-cache-dtype", Only(&["auto"]), STATES),
     flag("mamba-cache-mode", Only(&["none"]), "prefixes of models with recurrent states are not cached"),
     flag("mamba-cache-philox-rounds", AnyValue, "--enable-mamba-cache-stochastic-rounding is off"),
-    flag("mamba-ssm-cache-dtype", Only(&["auto", "float32"]), STATES),
     flag("max-context-len-to-capture", Only(&[]), "use --max-cudagraph-capture-size"),
     flag("max-long-partial-prefills", Only(&["1"]), "use --long-prefill-token-threshold"),
     flag("max-num-partial-prefills", Only(&["1"]), "use --max-num-batched-tokens and --long-prefill-token-threshold"),

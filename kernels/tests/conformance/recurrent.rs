@@ -304,7 +304,10 @@ fn check_heads(what: &str, scan: &Selective, got: &[f32], want: &[f64]) {
     let [heads, head_dim, ..] = scan.shape;
     assert_eq!(got.len(), want.len(), "{what}: number of elements");
     // Where a state lies between two numbers that it is kept as, another order of sums may take the other one.
-    let coarser = if scan.kept == DType::Bf16 { 2.0 * step(DType::Bf16) } else { step(scan.precision) };
+    let coarser = match scan.kept {
+        DType::F32 => step(scan.precision),
+        kept => 2.0 * step(scan.precision).max(step(kept)),
+    };
     for head in 0..heads {
         let of_head = |index: &usize| index / head_dim % heads == head;
         let each: Vec<(f64, f64)> =

@@ -119,7 +119,7 @@ impl Mixers {
 
 pub fn scans(rates: [f64; 2], options: &CudaOptions) -> Result<(), String> {
     let prompts = PROMPTS.map(|(sequences, rows)| (sequences, 0, rows));
-    let steps: Vec<_> = prompts.into_iter().chain(DECODES.map(|sequences| (sequences, 1000, 1))).collect();
+    let steps: Vec<_> = DECODES.map(|sequences| (sequences, 1000, 1)).into_iter().chain(prompts).collect();
     let ways = [("chunks", SelectiveScan::Chunked), ("by row", SelectiveScan::RowByRow)];
     let open = |(name, scans)| Ok((name, Bench::open(rates, CudaOptions { scans, ..options.clone() })?));
     let mut benches: Vec<(&str, Bench)> = ways.map(open).into_iter().collect::<Result<_, String>>()?;

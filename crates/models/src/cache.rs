@@ -62,15 +62,13 @@ pub(crate) struct StateTypes {
 }
 
 impl StateTypes {
-    /// A convolution's inputs are kept as the device has them, so that nothing is lost. Where rows have 16 bits,
-    /// recurrent states have those of f16 too, whose 11 bits of mantissa lose less than rows do. (bf16 has 8: a state
-    /// that loses a thousandth of itself in a step is rounded to what it was, and never decays.)
+    /// A convolution's inputs are kept as the device has rows, so that nothing is lost. Where rows have 16 bits,
+    /// recurrent states have those of f16, whose 11 bits of mantissa lose less than rows do. (bf16 has 8: a state that
+    /// loses a thousandth of itself in a step is rounded to what it was, and never decays.)
     pub(crate) fn new(asked: StateOptions, compute: DType, backend: &dyn Backend) -> Self {
-        let recurrent = if compute == DType::F32 { DType::F32 } else { DType::F16 };
-        Self {
-            conv: asked.conv.unwrap_or_else(|| backend.rounded_type(compute)),
-            recurrent: asked.recurrent.unwrap_or(recurrent),
-        }
+        let rows = backend.rounded_type(compute);
+        let recurrent = if rows == DType::F32 { DType::F32 } else { DType::F16 };
+        Self { conv: asked.conv.unwrap_or(rows), recurrent: asked.recurrent.unwrap_or(recurrent) }
     }
 
     pub(crate) fn of(self, kind: StateKind) -> DType {

@@ -8,7 +8,7 @@ use collectives::{Solo, Threads};
 use kernels::cpu::CpuOptions;
 use kernels::ops::DType;
 use model_spec::FeedForwardSpec;
-use models::Runner;
+use models::{Runner, StateOptions};
 use serde_json::Value;
 
 use crate::engine::{On, Outcome, PLAIN, Script, Setup, Wanted, Way, hidden, load, logprob, run};
@@ -186,6 +186,28 @@ pub fn bfloat16(case: &Case, dtype: DType) {
         } else {
             same_in_other_ways(&dir, setup, &scripts, &rough);
         }
+    }
+}
+
+/// States kept in 16 bits, rounded after each step of a few rows: as close as computing in 16 bits must be, and other
+/// numbers than states in f32 give.
+pub fn states_in_16_bits(folder: &'static str, kept: DType, bytes: u64) {
+    let case = Case::of(folder);
+    let Some((dir, reference)) = case.read() else { return };
+    let scripts = forced_scripts(&reference);
+    let exact = outcomes(&dir, case.setup(DType::F32), &scripts, PLAIN);
+    let way = Way { together: true, chunk: 3, scattered: true, wanted: Wanted::All };
+    for on in On::all() {
+        let states = |kept| StateOptions { conv: Some(kept), recurrent: Some(kept) };
+        let setup = |kept| Setup { states: states(kept), ..case.setup(DType::Bf16).on(on) };
+        let (what, rough) =
+            (format!("{folder}, {on:?}, states in {kept:?}"), outcomes(&dir, setup(kept), &scripts, way));
+        within_quantiles(&what, &reference, &exact, &rough);
+        same_where_clear(&what, &dir, &reference, &rough);
+        let unrounded = outcomes(&dir, setup(DType::F32), &scripts, way);
+        let same = rough.iter().zip(&unrounded).all(|(a, b)| a.logits == b.logits);
+        assert!(!same, "{what}: the same as in f32");
+        assert_eq!(load_whole(&dir, setup(kept)).cache().state_bytes, bytes, "{what}: bytes of a sequence");
     }
 }
 

@@ -67,6 +67,7 @@ pub struct Setup {
     /// Longest sequence served.
     pub max_len: Option<usize>,
     pub activations: ActivationRounding,
+    pub states: StateOptions,
     pub on: On,
 }
 
@@ -126,6 +127,7 @@ impl Setup {
             rank: (0, 1),
             max_len: None,
             activations,
+            states: StateOptions::default(),
             on: if only().as_deref() == Some("cuda") { On::Cuda } else { cpu },
         }
     }
@@ -140,7 +142,7 @@ pub fn options(setup: Setup) -> LoadOptions {
     LoadOptions {
         dtype: Some(setup.dtype),
         kv_cache_dtype: None,
-        states: StateOptions::default(),
+        states: setup.states,
         placement: Placement::rank(setup.rank.0, setup.rank.1),
         head: NetworkHead::Stored,
         format: LoadFormat::Auto,

@@ -28,7 +28,9 @@ mod table;
 mod tensors;
 mod vocabulary_adapters;
 
-use checks::{Case, bfloat16, damaged_gguf, float32, shipped, tensor_parallel, tensor_parallel_refused};
+use checks::{
+    Case, bfloat16, damaged_gguf, float32, shipped, states_in_16_bits, tensor_parallel, tensor_parallel_refused,
+};
 use engine::{Setup, load, load_model};
 use kernels::ops::DType;
 
@@ -222,6 +224,15 @@ fn caches_hold_what_layers_look_at() {
     keeps("mamba2", &[(None, 0)], 0, 3 * (3 * 192 + 128 * 16) * 4);
     // Two layers of each kind: three inputs of 128 channels, and four heads of 16 by 16.
     keeps("qwen3-next", &[(None, 2 * 512)], 2 * 512, 2 * (3 * 128 + 4 * 16 * 16) * 4);
+}
+
+#[test]
+fn states_kept_in_16_bits() {
+    for kept in [DType::Bf16, DType::F16] {
+        states_in_16_bits("mamba", kept, 3 * 128 * (3 + 16) * 2);
+        states_in_16_bits("mamba2", kept, 3 * (3 * 192 + 128 * 16) * 2);
+        states_in_16_bits("qwen3-next", kept, 2 * (3 * 128 + 4 * 16 * 16) * 2);
+    }
 }
 
 /// A GGUF file with bytes changed in its header, or cut off: a model or an error, never a panic.

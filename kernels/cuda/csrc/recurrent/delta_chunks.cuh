@@ -11,12 +11,12 @@
 // `delta_rule_intra.cu` finds T, A and the factors of all chunks at once; `delta_rule_inter.cu` walks a sequence's
 // chunks with S in registers. Exponents are never above 0: each is of a later row less an earlier one.
 //
-// Precision: products take operands of the 16-bit type and sum in f32; S is f32 in registers and between steps, and
-// rounded only as an operand. T is solved for in f32; no entry of it or of A is above 1. Against the recurrence in
-// f64, over 1,024 rows with decays of 1e-5 to 5 a row, random and repeated keys, the output's relative error in bf16
-// is 2.4e-3 to 3.5e-3 (7.8e-3 where 8 keys come again and again), where rounding it alone makes 1.7e-3: keeping raw K
-// and Q as operands, and R instead of T (beta V) and T (beta K), leaves out roundings. Twice as many products for an
-// exact S would gain less than a tenth of it. In f16 it is 3e-4 to 1e-3.
+// Precision: products take operands of the 16-bit type and sum in f32; S is f32 in registers, and rounded only as an
+// operand, and to what it is kept in between steps. T is solved for in f32; no entry of it or of A is above 1.
+// Against the recurrence in f64, over 1,024 rows with decays of 1e-5 to 5 a row, random and repeated keys, the
+// output's relative error in bf16 is 2.4e-3 to 3.5e-3 (7.8e-3 where 8 keys come again and again), where rounding it
+// alone makes 1.7e-3: keeping raw K and Q as operands, and R instead of T (beta V) and T (beta K), leaves out
+// roundings. Twice as many products for an exact S would gain less than a tenth of it. In f16 it is 3e-4 to 1e-3.
 #pragma once
 #include "delta_rule.cuh"
 #include "mma.cuh"

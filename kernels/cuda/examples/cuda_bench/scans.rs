@@ -12,7 +12,7 @@ const PROMPTS: [(usize, usize); 9] =
 const DECODES: [usize; 3] = [1, 64, 256];
 const KERNEL: usize = 4;
 /// What states are kept as: where single rows read and write them, and where prompts do.
-const KEPT: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+const KEPT: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 const KEPT_OF_PROMPTS: [DType; 2] = [DType::F32, DType::F16];
 
 /// A model of one group.

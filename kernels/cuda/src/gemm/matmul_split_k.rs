@@ -37,6 +37,9 @@ const LEAST_STAGES: usize = 2;
 /// `k` from which on blocks may share a multiprocessor for that.
 const FEW_ROWS: usize = 64;
 const DEEP: usize = 2048;
+/// Warpgroups and parts of wide tiles.
+const WIDE_GROUPS: usize = 3;
+const WIDE_PARTS: usize = 4;
 /// Ranks up to which adapters' deltas are made by a gated product itself: `RANKS` of adapter_rows.cuh.
 const MOST_RANK: usize = 16;
 /// Rows of a matrix, and of `x`, up to which a norm after it is a part of the product: beyond, the norm takes less than
@@ -81,9 +84,27 @@ impl Config {
         let steps = |parts| k.div_ceil(ring(parts).0 * CHUNK);
         let fits = |parts: &usize| *parts == 1 || (tiles * parts <= wave(*parts) && steps(*parts) >= *parts);
         let parts = [8, 4, 2, 1].into_iter().find(fits)?;
+        if !few && !gated && Self::are_wide_better([n, k], tiles * parts, multiprocessors) {
+            return Some(Self::wide(rows));
+        }
         let (chunks, blocks) = ring(parts);
         let config = Self { rows, groups, parts, chunks, depth: 0 };
         Some(Self { depth: config.depth(blocks, steps(parts).div_ceil(parts)), ..config })
+    }
+
+    /// Tiles of three boxes in four parts: a third fewer of them than of two boxes, in twice as many parts.
+    fn wide(rows: usize) -> Self {
+        let config = Self { rows, groups: WIDE_GROUPS, parts: WIDE_PARTS, chunks: 1, depth: 0 };
+        Self { depth: config.depth(1, MOST_STAGES), ..config }
+    }
+
+    /// Whether wide tiles keep more multiprocessors busy than `blocks` blocks do. Of clusters of four blocks that have a
+    /// multiprocessor each, an H200 with 132 of them has room for 30.
+    fn are_wide_better([n, k]: [usize; 2], blocks: usize, multiprocessors: usize) -> bool {
+        let tiles = n.div_ceil(WIDE_GROUPS * BOX);
+        tiles <= multiprocessors * 10 / 11 / WIDE_PARTS
+            && tiles * WIDE_PARTS > blocks
+            && k.div_ceil(CHUNK) >= WIDE_PARTS
     }
 
     fn special(&self, dtype: DType, function: Option<OutputFunction>) -> Special {
@@ -269,7 +290,7 @@ mod tests {
     use super::*;
 
     fn configs() -> impl Iterator<Item = Config> {
-        let shapes = [[16, 64], [1024, 128], [1024, 3072], [4096, 4096], [6144, 4096], [28672, 4096], [128_256, 4096]];
+        let shapes = [[16, 64], [1024, 128], [1024, 3072], [4096, 4096], [6144, 4096], [28672, 4096], [128_256, 4096], [5120, 12800]];
         let config = |rows, shape, gated| Config::of(rows, shape, gated, 132).expect("few rows");
         let all = ROWS.into_iter().flat_map(move |rows| shapes.map(|shape| (rows, shape)));
         all.flat_map(move |(rows, shape)| [false, true].map(|gated| config(rows, shape, gated)))
@@ -301,6 +322,20 @@ mod tests {
         }
         assert_eq!([64, 128].map(|rows| cut(rows, [6144, 4096], false)), [(1, 2), (2, 2)]);
         assert_eq!([64, 128].map(|rows| cut(rows, [6144, 1024], true)), [(2, 1), (2, 2)]);
+    }
+
+    #[test]
+    fn tiles_are_wide_where_that_keeps_more_multiprocessors_busy() {
+        let cut = |rows, shape| {
+            let config = Config::of(rows, shape, false, 132).expect("few rows");
+            (config.groups, config.parts, config.depth)
+        };
+        // 108 blocks in place of 80.
+        assert_eq!([104, 128].map(|rows| cut(rows, [5120, 12800])), [(3, 4, 5); 2]);
+        assert_eq!(cut(96, [4808, 448]), (3, 4, 6));
+        // More than 30 clusters, fewer blocks, fewer steps than parts.
+        let others = [[6144, 4096], [4096, 4096], [5120, 192]];
+        assert!(others.into_iter().all(|shape| cut(128, shape).0 < 3));
     }
 
     #[test]

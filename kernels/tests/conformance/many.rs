@@ -7,7 +7,7 @@ use kernels_cuda::{CudaOptions, GemmTactics};
 
 /// Rows, outputs and inputs: ragged in each, many tiles, few of them and a k of many parts, and a k that is no multiple
 /// of a stage.
-const SHAPES: [(usize, usize, usize); 17] = [
+const SHAPES: [(usize, usize, usize); 18] = [
     (17, 528, 200),
     (33, 8208, 64),
     (64, 272, 328),
@@ -18,6 +18,7 @@ const SHAPES: [(usize, usize, usize); 17] = [
     (90, 1040, 576),
     (128, 7184, 320),
     (100, 4808, 448),
+    (40, 4808, 2048),
     (129, 16, 8),
     (176, 17008, 264),
     (256, 512, 64),

@@ -1,4 +1,4 @@
-//! Products of 65 to 256 rows with matrices of few outputs, such as the share of one rank of several: a few tiles of
+//! Products of 17 to 256 rows with matrices of few outputs, such as the share of one rank of several: a few tiles of
 //! them for each multiprocessor, in every tactic.
 
 use super::{Bench, LEADS, ROTATION};
@@ -24,7 +24,7 @@ const SHAPES: [Shape; 14] = [
     ("Llama-8B down", [4096, 14336], DType::F32),
     ("Gemma-3-4B down", [2560, 10240], DType::F32),
 ];
-const ROWS: [usize; 6] = [72, 104, 128, 160, 192, 256];
+const ROWS: [usize; 8] = [32, 64, 72, 104, 128, 160, 192, 256];
 const TACTICS: [(&str, GemmTactics); 4] = [
     ("library", GemmTactics::Library),
     ("wgmma", GemmTactics::Wgmma),

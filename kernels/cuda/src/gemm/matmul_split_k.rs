@@ -84,27 +84,27 @@ impl Config {
         let steps = |parts| k.div_ceil(ring(parts).0 * CHUNK);
         let fits = |parts: &usize| *parts == 1 || (tiles * parts <= wave(*parts) && steps(*parts) >= *parts);
         let parts = [8, 4, 2, 1].into_iter().find(fits)?;
-        if !few && !gated && Self::are_wide_better([n, k], tiles * parts, multiprocessors) {
-            return Some(Self::wide(rows));
+        if !gated && Self::are_wide_better([n, k], tiles * parts, multiprocessors) && (!few || share) {
+            return Some(Self::wide(rows, k));
         }
         let (chunks, blocks) = ring(parts);
         let config = Self { rows, groups, parts, chunks, depth: 0 };
         Some(Self { depth: config.depth(blocks, steps(parts).div_ceil(parts)), ..config })
     }
 
-    /// Tiles of three boxes in four parts: a third fewer of them than of two boxes, in twice as many parts.
-    fn wide(rows: usize) -> Self {
+    /// Tiles of three boxes in four parts.
+    fn wide(rows: usize, k: usize) -> Self {
         let config = Self { rows, groups: WIDE_GROUPS, parts: WIDE_PARTS, chunks: 1, depth: 0 };
-        Self { depth: config.depth(1, MOST_STAGES), ..config }
+        Self { depth: config.depth(1, k.div_ceil(CHUNK).div_ceil(WIDE_PARTS)), ..config }
     }
 
-    /// Whether wide tiles keep more multiprocessors busy than `blocks` blocks do. Of clusters of four blocks that have a
-    /// multiprocessor each, an H200 with 132 of them has room for 30.
+    /// Whether wide tiles keep more multiprocessors busy than `blocks` other blocks do, or have one block on each where
+    /// some had two of those. Of clusters of four blocks that have a multiprocessor each, an H200 with 132 of them has
+    /// room for 30.
     fn are_wide_better([n, k]: [usize; 2], blocks: usize, multiprocessors: usize) -> bool {
         let tiles = n.div_ceil(WIDE_GROUPS * BOX);
-        tiles <= multiprocessors * 10 / 11 / WIDE_PARTS
-            && tiles * WIDE_PARTS > blocks
-            && k.div_ceil(CHUNK) >= WIDE_PARTS
+        let busier = tiles * WIDE_PARTS > blocks || blocks > multiprocessors;
+        busier && tiles <= multiprocessors * 10 / 11 / WIDE_PARTS && k.div_ceil(CHUNK) >= WIDE_PARTS
     }
 
     fn special(&self, dtype: DType, function: Option<OutputFunction>) -> Special {
@@ -290,7 +290,16 @@ mod tests {
     use super::*;
 
     fn configs() -> impl Iterator<Item = Config> {
-        let shapes = [[16, 64], [1024, 128], [1024, 3072], [4096, 4096], [6144, 4096], [28672, 4096], [128_256, 4096], [5120, 12800]];
+        let shapes = [
+            [16, 64],
+            [1024, 128],
+            [1024, 3072],
+            [4096, 4096],
+            [6144, 4096],
+            [28672, 4096],
+            [128_256, 4096],
+            [5120, 12800],
+        ];
         let config = |rows, shape, gated| Config::of(rows, shape, gated, 132).expect("few rows");
         let all = ROWS.into_iter().flat_map(move |rows| shapes.map(|shape| (rows, shape)));
         all.flat_map(move |(rows, shape)| [false, true].map(|gated| config(rows, shape, gated)))
@@ -326,16 +335,26 @@ mod tests {
 
     #[test]
     fn tiles_are_wide_where_that_keeps_more_multiprocessors_busy() {
-        let cut = |rows, shape| {
-            let config = Config::of(rows, shape, false, 132).expect("few rows");
+        let cut = |rows, shape, gated| {
+            let config = Config::of(rows, shape, gated, 132).expect("few rows");
             (config.groups, config.parts, config.depth)
         };
-        // 108 blocks in place of 80.
-        assert_eq!([104, 128].map(|rows| cut(rows, [5120, 12800])), [(3, 4, 5); 2]);
-        assert_eq!(cut(96, [4808, 448]), (3, 4, 6));
-        // More than 30 clusters, fewer blocks, fewer steps than parts.
-        let others = [[6144, 4096], [4096, 4096], [5120, 192]];
-        assert!(others.into_iter().all(|shape| cut(128, shape).0 < 3));
+        // 108 blocks in place of 80; of few rows in place of 160, of which some share a multiprocessor.
+        let down = [32, 64, 96, 128].map(|rows| cut(rows, [5120, 12800], false));
+        assert_eq!(down, [(3, 4, 8), (3, 4, 7), (3, 4, 6), (3, 4, 5)]);
+        assert_eq!(cut(32, [4808, 2048], false), (3, 4, 8));
+        // More than 30 clusters, fewer blocks, fewer steps than parts, gates, and few rows of a short k.
+        for (rows, shape, gated) in [
+            (128, [6144, 4096], false),
+            (128, [4096, 4096], false),
+            (64, [6144, 4096], false),
+            (64, [4096, 4096], false),
+            (128, [5120, 192], false),
+            (128, [5120, 12800], true),
+            (64, [5120, 1024], false),
+        ] {
+            assert!(cut(rows, shape, gated).0 < WIDE_GROUPS, "{rows} rows of {shape:?}");
+        }
     }
 
     #[test]

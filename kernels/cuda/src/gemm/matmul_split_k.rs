@@ -262,7 +262,7 @@ pub(crate) fn first_specials(facts: Facts, w: &Weights) -> Vec<Special> {
     }
     // Wider ones by far are gated.
     let is_gated = w.rows >= 4 * w.cols;
-    let function = is_gated.then(|| Function::from(Activation::Silu));
+    let function = is_gated.then(|| OutputFunction::gate(Activation::Silu));
     let config = Config::of(LEAST_ROWS, shape, is_gated, facts.multiprocessors);
     config.map(|config| config.special(w.dtype, function)).into_iter().collect()
 }

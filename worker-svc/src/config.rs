@@ -110,8 +110,8 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub kv_cache_dtype: CachePrecision,
 
-    /// Data type of recurrent states (Mamba, linear attention) and of the last inputs of their convolutions; auto: on a GPU
-    /// that computes in 16 bits float16 for states and its own type for inputs, else float32
+    /// Data type of recurrent states (Mamba, linear attention) and of the last inputs of their convolutions; auto: on a
+    /// GPU that computes in 16 bits float16 for states and its own type for inputs, else float32
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub mamba_cache_dtype: Precision,
 

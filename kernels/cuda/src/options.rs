@@ -131,7 +131,8 @@ pub enum WholeSteps {
 /// How Mamba 2's scan is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SelectiveScan {
-    /// Prompts in chunks on tensor cores and single rows with the copy engine, where type, shape and device are for that.
+    /// Prompts in chunks on tensor cores and single rows with the copy engine, where type, shape and device are for
+    /// that.
     #[default]
     Chunked,
     /// Row by row, as in exact types. For comparisons.

@@ -1,7 +1,7 @@
-// The gated delta rule of sequences with one row, on Hopper; see `ops::DeltaRule`. As in selective_scan_step.cu the copy
-// engine reads and writes states through a ring in shared memory, a value head's at a time. A block's threads have the
-// head's state in registers between: each the same columns of some keys. A row's sums are in an order that the shape
-// alone sets.
+// The gated delta rule of sequences with one row, on Hopper; see `ops::DeltaRule`. As in selective_scan_step.cu the
+// copy engine reads and writes states through a ring in shared memory, a value head's at a time. A block's threads
+// have the head's state in registers between: each the same columns of some keys. A row's sums are in an order that
+// the shape alone sets.
 #include "delta_rule.cuh"
 #include "hopper.cuh"
 #include "state_piece.cuh"
@@ -19,7 +19,8 @@ typedef StatePiece<STATE> Piece;
 
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;
 // Lanes that have a key's columns, keys at once, and how often.
-constexpr u32 COLUMNS = Piece::COUNT, LANES = VALUE_DIM / COLUMNS, AT_ONCE = THREADS / LANES, PASSES = KEY_DIM / AT_ONCE;
+constexpr u32 COLUMNS = Piece::COUNT, LANES = VALUE_DIM / COLUMNS, AT_ONCE = THREADS / LANES,
+              PASSES = KEY_DIM / AT_ONCE;
 // Heads of the ring, and how many are asked for ahead: the others are worked on, or on their way out.
 constexpr u32 STAGES = 3, AHEAD = 1;
 // A head in shared memory: the state, its query and key, its values.

@@ -17,8 +17,8 @@ template <typename T, u32 COUNT> struct alignas(COUNT * sizeof(T)) Several { T x
 // What states are kept as; see `State` in src/recurrent/mod.rs.
 enum StateType : u32 { STATE_F32, STATE_BF16, STATE_F16 };
 
-// A place in the memory of states. Arithmetic is in f32; 16-bit numbers are rounded when a sequence's rows of a step are
-// done. Whole steps have one type, so no threads part ways here.
+// A place in the memory of states. Arithmetic is in f32; 16-bit numbers are rounded when a sequence's rows of a step
+// are done. Whole steps have one type, so no threads part ways here.
 struct StatePlace {
     char* at;
     u32 type;

@@ -180,7 +180,8 @@ template <typename T, u32 EACH, bool FOURS> struct Walk {
 
     template <bool IN_GROUPS> DEVICE void walk(StatePlace kept, bool fresh) {
         kept = kept + from;
-        // All that is read is on its way before any of it is waited for: the state last, as 16 bits are widened at once.
+        // All that is read is on its way before any of it is waited for: the state last, as 16 bits are widened at
+        // once.
         Row next;
         f32 next_dt = 0.0f;
         read_rates();

@@ -245,8 +245,8 @@ fn check_steps(mut layer: Layer<'_>) {
     layer.check("in other steps", &second, &layer.reference_in(&other, &ends[1]));
 }
 
-/// Rows one by one, of as many sequences as keep each block of a GPU busy with several heads in turn; company changes no
-/// bit, neither that of single rows nor of a prompt.
+/// Rows one by one, of as many sequences as keep each block of a GPU busy with several heads in turn; company changes
+/// no bit, neither that of single rows nor of a prompt.
 #[test]
 fn single_rows_of_many_sequences() {
     const ROWS: usize = 5;

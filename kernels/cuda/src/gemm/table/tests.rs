@@ -57,6 +57,11 @@ impl Case {
         }))
     }
 
+    fn activated(&self) -> Fused {
+        let (of, activation, out) = (Activated::Each, Activation::Gelu, self.view(self.n, self.output));
+        Fused::gate(Some(Gate { of, activation, out, prepared: None }))
+    }
+
     /// The kernel that is launched first where the autotuner, if asked, gives a tactic.
     fn taken(&self, facts: Facts, fused: &Fused, tactic: Tactic) -> Option<&'static str> {
         self.with(|product| {
@@ -148,6 +153,28 @@ fn gates_are_fused_on_hopper_where_the_autotuner_says_so() {
         // What is written in f32 is gated apart.
         let wide = case.wide();
         assert_eq!(taken.map(|tactic| wide.taken(H100, &wide.gated(), tactic)), [None; 3]);
+    }
+}
+
+#[test]
+fn activations_are_fused_likewise_but_by_kernels_of_few_rows() {
+    let tactics = [Tactic::Default, Tactic::Wgmma, Tactic::SplitK];
+    let table = [
+        (1, [None; 3]),
+        (16, [None; 3]),
+        (64, [None, Some("wgmma"), Some("split-k")]),
+        (512, [None, Some("wgmma"), None]),
+        (8192, [None, Some("wgmma"), None]),
+    ];
+    for (rows, names) in table {
+        // Rows of an odd number of pieces cannot be halves, but are whole here.
+        for shape in [QKV, [6152, 4096]] {
+            let case = Case::new(rows, shape);
+            let taken = |facts| tactics.map(|tactic| case.taken(facts, &case.activated(), tactic));
+            assert_eq!((taken(H100), taken(A100)), (names, [None; 3]), "{rows} rows of {shape:?}");
+            let wide = case.wide();
+            assert_eq!(tactics.map(|tactic| wide.taken(H100, &wide.activated(), tactic)), [None; 3]);
+        }
     }
 }
 

@@ -260,8 +260,11 @@ pub(crate) fn first_specials(facts: Facts, w: &Weights) -> Vec<Special> {
     if !is_small || facts.arch != HOPPER || !w.cols.is_multiple_of(CHUNK) || !w.rows.is_multiple_of(2 * GROUP) {
         return Vec::new();
     }
-    // Wider ones by far are gated.
+    // Wider ones by far are gated, up to a head's, of which a prompt asks one row.
     let is_gated = w.rows >= 4 * w.cols;
+    if w.rows > 16 * w.cols {
+        return Vec::new();
+    }
     let function = is_gated.then(|| OutputFunction::gate(Activation::Silu));
     let config = Config::of(LEAST_ROWS, shape, is_gated, facts.multiprocessors);
     config.map(|config| config.special(w.dtype, function)).into_iter().collect()

@@ -116,7 +116,8 @@ impl Table {
     pub fn json(&self) -> String {
         let row = |row: &Row| {
             json!({"model": row.shape.to_string(), "row": row.row, "unit": row.unit, "quire": row.quire,
-                row.peer.to_string(): row.theirs, "ratio": row.ratio(), "goal": row.goal(), "meets_goal": row.meets_goal()})
+                row.peer.to_string(): row.theirs, "ratio": row.ratio(), "goal": row.goal(),
+                "meets_goal": row.meets_goal()})
         };
         json!({"notes": self.notes, "rows": self.rows.iter().map(row).collect::<Vec<Value>>()}).to_string()
     }

@@ -134,8 +134,8 @@ enum ReadError {
     #[error("the adapter's own tokenizer: {0}")]
     Tokenizer(#[from] TokenizerError),
     #[error(
-        "the adapter's own tokenizer, {dir}, names token {token}, and its embedding has {rows} rows: save the embedding \
-         with as many rows as the tokenizer has tokens"
+        "the adapter's own tokenizer, {dir}, names token {token}, and its embedding has {rows} rows: save the \
+         embedding with as many rows as the tokenizer has tokens"
     )]
     Beyond { dir: String, token: u32, rows: usize },
 }

@@ -62,7 +62,8 @@ impl Linear {
         self.add_adapters(input, out, backend);
     }
 
-    /// The same where `out` has more columns than the matrix gives, which adapters alone have: those of `own` are copied.
+    /// The same where `out` has more columns than the matrix gives, which adapters alone have: those of `own` are
+    /// copied.
     pub(crate) fn run_wide(&self, input: Act, own: OwnColumns, out: Act, backend: &mut dyn Backend) {
         let OwnColumns { act, width } = own;
         backend.matmul(input, self.matrix, self.bias, Epilogue::Store, act);

@@ -233,8 +233,8 @@ pub trait Lora {
         true
     }
 
-    /// `out[row] = x[row] w^T` with the matrix of the row's slot, anything in columns that it lacks; rows whose slot has
-    /// none stay as they are. Called after the product with the model's matrix.
+    /// `out[row] = x[row] w^T` with the matrix of the row's slot, anything in columns that it lacks; rows whose slot
+    /// has none stay as they are. Called after the product with the model's matrix.
     ///
     /// A row's result depends on the row and the matrix alone.
     fn saved_matmul(&mut self, x: Act, site: SavedSite, out: Act) {

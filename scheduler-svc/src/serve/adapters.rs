@@ -100,7 +100,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Says which tokens a request may have. Fails where its prompt was split by another tokenizer than its adapter has.
+    /// Says which tokens a request may have. Fails where its prompt was split by another tokenizer than its adapter
+    /// has.
     fn fit(&self, request: &mut proto::Request, identity: &str) -> Result<(), Failure> {
         let Some(files) = self.adapters.files(identity) else { return Ok(()) };
         let fingerprint = |one: &Option<AdapterTokenizer>| one.as_ref().map(|one| one.fingerprint.clone());

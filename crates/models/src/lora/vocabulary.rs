@@ -63,8 +63,8 @@ impl AdapterLayout {
         }
     }
 
-    /// What a module has in place of the model's matrix, if it is the embedding or the head and has one. PEFT writes the
-    /// model's own beside the adapters of embeddings and heads: it is in place of it where it was given other rows.
+    /// What a module has in place of the model's matrix, if it is the embedding or the head and has one. PEFT writes
+    /// the model's own beside the adapters of embeddings and heads: it is in place of it where it was given other rows.
     pub(super) fn own_matrix<'a>(
         &self,
         module: &str,
@@ -95,8 +95,8 @@ impl AdapterLayout {
             (None, Some((form, _))) => (*form, None),
             (None, None) => {
                 let reason = format!(
-                    "{module:?} is no embedding and no head of this model that takes adapters, and other modules cannot \
-                     be replaced: merge the adapter into its model"
+                    "{module:?} is no embedding and no head of this model that takes adapters, and other modules \
+                     cannot be replaced: merge the adapter into its model"
                 );
                 return Err(tensor_error(&tensor.name, reason));
             }

@@ -129,10 +129,9 @@ int nvrtcCreateProgram(handle *program, const char *code, const char *name, int 
     return *program = strdup(name), OK;
 }
 int nvrtcCompileProgram(handle program, int count, const void *options) {
-    static const char *const LATER[] = {"whole_step.cu", "matmul_split_k.cu", "matmul_wgmma.cu"};
     char path[4096];
-    for (int i = 0; is_hopper() && i < 3; i++)
-        while (strcmp(program, LATER[i]) == 0 && access(place(path, sizeof path, "go", ""), F_OK) != 0) usleep(1000);
+    while (is_hopper() && strcmp(program, "whole_step.cu") == 0 && access(place(path, sizeof path, "go", ""), F_OK) != 0)
+        usleep(1000);
     return note("compiled-", program), OK;
 }
 int nvrtcGetCUBINSize(handle program, size_t *bytes) { return *bytes = sizeof something, OK; }

@@ -217,9 +217,11 @@ impl Working<'_> {
         }
     }
 
-    /// Rehearses first steps, once: who says that the group has formed answers at once. Stages of a pipeline do not.
+    /// Rehearses first steps, once: who says that the group has formed answers at once. A worker alone does: what
+    /// several ranks capture and load beside each other in a rehearsal has not been seen to stay in step.
     fn rehearse(&mut self, form: &FormGroup, group: &mut dyn Collective) -> Result<(), StepError> {
-        let Some(started) = self.unrehearsed.take().filter(|_| self.offer.stages <= 1) else { return Ok(()) };
+        let is_alone = self.offer.stages <= 1 && group.world_size() == 1;
+        let Some(started) = self.unrehearsed.take().filter(|_| is_alone) else { return Ok(()) };
         let room = Room {
             max_rows: self.args.load_options().max_rows,
             max_len: self.model.spec.context_len,

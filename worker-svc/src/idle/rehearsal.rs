@@ -39,7 +39,7 @@ fn load_ahead(start: Duration) -> Duration {
 }
 
 /// Runs the steps on a device that gains by it; the worker's start began at `started`. No sequence may be there yet:
-/// caches and slots are written to. All ranks of a group call it, with the same room.
+/// caches and slots are written to. Several ranks would all have to call it, with the same room.
 pub(crate) fn rehearse(
     runner: &mut dyn Runner,
     graphs: &mut GraphCapture,

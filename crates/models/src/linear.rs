@@ -151,7 +151,7 @@ pub(crate) struct ExpertGate {
     pub raised: Act,
     /// `[choices, out_features / 2]`.
     pub out: Act,
-    /// The experts that read `out`, as nobody else does.
+    /// The experts that read `out`, which nothing else does.
     pub reader: ExpertLinear,
 }
 

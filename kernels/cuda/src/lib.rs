@@ -69,7 +69,7 @@ use weights::{Staging, Weights, noise};
 struct ExpertWeights {
     w: MatrixGroup,
     bias: Option<Vector>,
-    /// Those that read what these give, as nobody else does.
+    /// Those that read what these give, which nothing else does.
     reader: Option<MatrixGroup>,
 }
 

@@ -55,8 +55,8 @@ use crate::{
     },
 };
 
-/// How long the device is left alone after a step: whoever asks one thing after the other has asked again by then, and
-/// does not wait for the end of a piece of an idle task.
+/// How long the device is left alone after a step: a client that asks one thing after the other has asked again by
+/// then, and does not wait for the end of a piece of an idle task.
 const QUIET: Duration = Duration::from_millis(10);
 
 /// Executes the plans of one epoch on the model, with the slots and the group's ranks.

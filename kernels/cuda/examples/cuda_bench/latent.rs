@@ -96,7 +96,7 @@ impl Bench {
         caches
     }
 
-    /// Of so many rows and tokens.
+    /// Each of `shapes` is rows, and the tokens of each.
     fn latent_decode(&mut self, name: &str, q: usize, shapes: &[(usize, usize)]) {
         let (qkv, attention) = (self.act(64, (q + 1) * DIM), attention(q));
         let out = self.backend.new_rounded_act(64, q * RANK, DType::Bf16);

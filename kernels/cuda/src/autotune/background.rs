@@ -83,7 +83,7 @@ impl TuningQueue {
         self.left.pop_first()
     }
 
-    /// Whether something is left to do for so many rows.
+    /// Whether something is left to do for `rows` rows.
     fn has(&self, rows: usize) -> bool {
         self.left.iter().any(|task| bucket(task.rows) == bucket(rows))
     }
@@ -197,7 +197,7 @@ impl CudaBackend {
         left.is_empty()
     }
 
-    /// Whether the tactics of products of so many rows are known, or will not be found out while the worker is idle.
+    /// Whether the tactics of products of `rows` rows are known, or will not be found out while the worker is idle.
     pub(crate) fn is_tuned(&self, rows: usize) -> bool {
         let is_tried = self.tuner.trial.as_ref().is_some_and(|(task, _)| bucket(task.rows) == bucket(rows));
         !self.matmul.tactics.are_measured_ahead()

@@ -188,12 +188,12 @@ impl TacticCache {
         !self.idle && self.gemms != GemmTactics::AutotunedAtOnce && took >= Self::PIECE
     }
 
-    /// There was time to measure while nobody waited: for a while, steps need not.
+    /// There was time to measure while no request waited: for a while, steps need not.
     pub(crate) fn was_idle(&mut self, now: Instant) {
         self.rest_until = self.rest_until.max(now.checked_add(Self::BUSY));
     }
 
-    /// Problems that were asked for so far were asked for by nobody.
+    /// Problems that were asked for so far were asked for by no step.
     pub(crate) fn forget_asked(&mut self) {
         self.missing.clear();
         self.wanted.clear();

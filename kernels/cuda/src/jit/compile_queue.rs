@@ -102,14 +102,14 @@ impl Shelf {
     }
 }
 
-/// Threads on a machine with so many hardware threads. Two of these on one core slow each other down, and a start waits
-/// for its longest file; a small machine has no time to lose.
+/// Threads that compile on a machine with `hardware_threads`. Two of these on one core slow each other down, and a
+/// start waits for its longest file; a small machine has no time to lose.
 fn benches(hardware_threads: usize) -> usize {
     const FEW: usize = 4;
     (hardware_threads / 2).max(hardware_threads.min(FEW)).min(MOST_THREADS)
 }
 
-/// Gives this thread a low priority: with one on every core, steps and whoever serves requests would wait for them.
+/// Gives this thread a low priority: with one on every core, steps and the threads of requests would wait for them.
 fn yield_to_others() {
     const NICENESS: i32 = 10;
     // A thread that keeps its priority compiles all the same.

@@ -158,7 +158,7 @@ impl Room {
         );
     }
 
-    /// Queues attention over a round's keys, in clusters of so many blocks.
+    /// Queues attention over a round's keys, in clusters of `blocks` blocks.
     fn attend(&self, device: &mut Device, call: Call, round: &Round, blocks: usize) -> bool {
         let Call { tensors, layer, queries, out, batch } = call;
         let row_tiles = round.row_tiles(blocks * ROWS);

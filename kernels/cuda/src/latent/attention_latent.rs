@@ -92,7 +92,7 @@ fn merge(rows: DType) -> Special {
     Special::new("attention_latent_merge", rows, &[])
 }
 
-/// The kernel for Hopper, in clusters of so many blocks.
+/// The kernel for Hopper, in clusters of `team` blocks.
 fn hopper(rows: DType, team: usize) -> Special {
     Special::new("attention_latent", rows, &[("BLOCKS", team)])
 }
@@ -206,7 +206,7 @@ impl Step {
         Self { sequences, has_prompts, fills_teams: 15 * teams <= 16 * all }
     }
 
-    /// Sequences of which so many rows are to be attended to.
+    /// Sequences, and how many rows of each are to be attended to.
     pub(crate) fn of_some(sequences: Sequences, rows: &[usize], heads: usize) -> Self {
         let tiles = |size: usize| rows.iter().map(|rows| (rows * heads).div_ceil(size)).sum::<usize>();
         let [teams, all] = [TEAM, 1].map(|team| team * tiles(team * ROWS));

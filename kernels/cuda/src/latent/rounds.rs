@@ -88,7 +88,7 @@ impl Rows {
         (0..self.count).step_by(most).map(move |first| [first, self.count.min(first + most)])
     }
 
-    /// Whether the expanded form takes less time than the absorbed one on a device with so many multiprocessors, by
+    /// Whether the expanded form takes less time than the absorbed one on a device with `multiprocessors`, by
     /// multiplications: of pairs of row and key, and of what makes keys and values, or brings values out of the latent
     /// space. Tiles of rows that do not fill the device take as long as if they did: in this form their keys are not
     /// divided among blocks.

@@ -69,7 +69,7 @@ impl Columns {
         Self { first: columns.first as u32, stride: columns.stride as u32, width: view.width as u32 }
     }
 
-    /// The same counted in pieces of so many columns.
+    /// The same counted in pieces of `columns` columns.
     fn in_pieces(self, columns: u32) -> Self {
         let Self { first, stride, width } = self;
         Self { first: first / columns, stride: stride / columns, width: width / columns }

@@ -65,7 +65,7 @@ pub(crate) fn prepare(device: &Device, expected: ExpectedDeltaRule) {
     }
 }
 
-/// What images have compiled ahead: the shape that nearly all models have, with states as they are kept if nobody asks.
+/// What images have compiled ahead: the shape that nearly all models have, with states as they are kept by default.
 pub(crate) fn usual(dtype: DType) -> Special {
     Steps { dtype, kept: DType::F16, key_dim: 128, value_dim: 128 }.special()
 }

@@ -41,7 +41,7 @@ pub(super) fn of(device: &Device, scan: &Scan, columns: &[Columns; 4], out: View
     is_for.then_some(Steps { dtype: out.dtype, kept, head_dim, state_dim })
 }
 
-/// What images have compiled ahead: the shape that nearly all models have, with states as they are kept if nobody asks.
+/// What images have compiled ahead: the shape that nearly all models have, with states as they are kept by default.
 pub(crate) fn usual(dtype: DType) -> Special {
     Steps { dtype, kept: DType::F16, head_dim: 64, state_dim: 128 }.special()
 }

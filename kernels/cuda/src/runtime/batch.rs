@@ -172,7 +172,7 @@ impl Batch {
         self.ends.iter().zip(&self.lengths).map(|(end, rows)| (end - rows, *rows))
     }
 
-    /// The sequences with so many rows in place of their own: those without any are left out.
+    /// The sequences with `rows` rows each in place of their own: those without any are left out.
     pub(crate) fn kept(&mut self, device: &mut Device, rows: &[usize]) -> Sequences {
         if self.kept != rows {
             self.kept_rows.reserve(device, room_for(rows.len()));

@@ -97,7 +97,7 @@ impl States {
     /// Elements `from .. from + len` of a sequence's state.
     ///
     /// # Safety
-    /// `T` is the type of the states, and nobody else uses these elements meanwhile.
+    /// `T` is the type of the states, and no other thread uses these elements meanwhile.
     #[allow(clippy::mut_from_ref, reason = "tasks own disjoint parts")]
     unsafe fn part<T>(&self, sequence: &Sequence, from: usize, len: usize) -> &mut [T] {
         assert!(from + len <= self.len, "elements {from}..{} of a state of {}", from + len, self.len);

@@ -61,8 +61,8 @@ pub(crate) trait Ints: Simd {
     fn total(integers: Self::Integers) -> i32;
 }
 
-/// Bits of the second of two digits in which integers are that are multiplied by codes of so many bits; the first has
-/// eight. Sixteen times a code of four bits is a byte as well, which lets one tile product take both digits.
+/// Bits of the second of two digits in which integers are that are multiplied by codes of `code_bits` bits; the first
+/// has eight. Sixteen times a code of four bits is a byte as well, which lets one tile product take both digits.
 pub(crate) const fn second_bits(code_bits: usize) -> u32 {
     if code_bits == 4 { 4 } else { 7 }
 }

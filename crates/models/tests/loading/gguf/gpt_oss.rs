@@ -24,7 +24,7 @@ const GPT_OSS: Family = Family {
 };
 
 impl Family {
-    /// gpt-oss's metadata, with experts of so many inner features.
+    /// gpt-oss's metadata, with experts of `inner` inner features.
     fn gpt_oss_metadata(&self, inner: u32) -> Vec<(String, u32, Vec<u8>)> {
         let mut all = self.metadata();
         let text = [&4_u64.to_le_bytes()[..], b"yarn"].concat();

@@ -46,6 +46,9 @@ pub struct Args {
     /// Without servers, behind HTTP, or texts to vectors behind HTTP
     #[arg(long, value_enum, value_delimiter = ',', default_value = "offline,online")]
     parts: Vec<Part>,
+    /// How many requests are under way at once behind HTTP, load after load
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,16,64,256")]
+    clients: Vec<usize>,
     /// What Quire computes on
     #[arg(long, default_value = "cuda")]
     device: String,

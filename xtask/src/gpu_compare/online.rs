@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 
 use super::{figure::Figure, process::Server, results::Results, side::Stage, work::PAUSE_S};
 
-/// Requests under way, and how many there are in all.
-const LOADS: &[(usize, usize)] = &[(1, 5), (16, 48), (64, 192), (256, 512)];
+/// As many requests as clients in all, this often, up to this many; one client sends a few.
+const ROUNDS: usize = 3;
+const MOST_REQUESTS: usize = 512;
+const LEAST_REQUESTS: usize = 5;
 /// Tokens of each, in and out.
 const LENGTHS: (usize, usize) = (1024, 256);
 /// Texts under way, and how many there are in all.
@@ -29,7 +31,8 @@ pub fn run(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
     generator.measure("warm-up", 64, &["--num-prompts=128", "--random-input-len=512", "--random-output-len=32"])?;
     // As without a server: what is done beside serving belongs to no figure.
     std::thread::sleep(Duration::from_secs_f64(PAUSE_S));
-    for (concurrency, count) in LOADS {
+    for concurrency in stage.clients() {
+        let count = requests(*concurrency);
         let (input, output) = LENGTHS;
         let flags = [
             format!("--num-prompts={count}"),
@@ -44,6 +47,11 @@ pub fn run(stage: &Stage<'_>, results: &Results) -> anyhow::Result<()> {
         keep(long_prompt(&generator, &server)?)?;
     }
     Ok(())
+}
+
+/// Requests of a load by as many clients.
+fn requests(clients: usize) -> usize {
+    (clients * ROUNDS).min(MOST_REQUESTS.max(clients)).max(LEAST_REQUESTS)
 }
 
 /// Starts a side's server and sends it texts to turn into vectors.

@@ -191,6 +191,11 @@ impl<'a> Stage<'a> {
         Ok(command)
     }
 
+    /// Clients of each load behind HTTP.
+    pub fn clients(&self) -> &[usize] {
+        &self.args.clients
+    }
+
     /// Serves the model on a port.
     pub fn server(&self, port: u16) -> anyhow::Result<Command> {
         let mut command = match self.side {

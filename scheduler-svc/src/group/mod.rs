@@ -38,6 +38,14 @@ pub(crate) struct Formed {
     pub ready: WorkerReady,
 }
 
+/// What keeps a group from being formed.
+struct Loss {
+    /// What came first. Who waited for a worker that hangs ends with it, and its end must not hide that one.
+    cause: String,
+    /// What came last since then.
+    newest: Option<String>,
+}
+
 /// Who is there. A lost rank voids the epoch; when all ranks are ready again the next one forms.
 pub(crate) struct Group {
     ranks: Vec<Option<Member>>,
@@ -48,7 +56,7 @@ pub(crate) struct Group {
     sent: u64,
     state: State,
     /// Why the last epoch ended, or the next one cannot begin.
-    loss: Option<String>,
+    loss: Option<Loss>,
     limits: Limits,
     /// What the first group of this engine agreed on: its requests, blocks and limits are made for that.
     engine: Option<WorkerReady>,
@@ -141,7 +149,7 @@ impl Group {
         self.claims.withdraw(connection);
         let rank = self.rank_of(connection)?;
         self.ranks[rank] = None;
-        self.loss = Some(format!("worker {rank} was lost: {reason}"));
+        self.note_loss(format!("worker {rank} was lost: {reason}"));
         if self.state != State::Incomplete {
             self.disband();
         }
@@ -168,7 +176,7 @@ impl Group {
         if let Some(member) = self.ranks[rank].take() {
             member.refuse(Cause::Misfit, reason);
         }
-        self.loss = Some(format!("worker {rank} was refused: {reason}"));
+        self.note_loss(format!("worker {rank} was refused: {reason}"));
         self.seat_claimants();
     }
 
@@ -287,14 +295,21 @@ impl Group {
 
     /// Drops all workers; `/health` and the control plane give the reason until the next group has formed.
     pub(crate) fn disband_because(&mut self, reason: String) {
-        self.loss = Some(reason);
+        self.note_loss(reason);
         self.disband();
     }
 
     /// What the group waits for, in words, and why.
     pub(crate) fn waits_for(&self) -> String {
-        let cause = self.loss.as_ref().map_or_else(String::new, |loss| format!("; {loss}"));
-        format!("{}{cause}", self.lacks())
+        let loss = self.loss.iter().flat_map(|loss| [Some(&loss.cause), loss.newest.as_ref()]).flatten();
+        loss.fold(self.lacks(), |said, loss| format!("{said}; {loss}"))
+    }
+
+    fn note_loss(&mut self, reason: String) {
+        match &mut self.loss {
+            None => self.loss = Some(Loss { cause: reason, newest: None }),
+            Some(loss) => loss.newest = Some(reason).filter(|reason| *reason != loss.cause),
+        }
     }
 
     fn lacks(&self) -> String {

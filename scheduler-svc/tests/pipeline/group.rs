@@ -313,6 +313,26 @@ async fn a_rank_that_does_not_answer_is_named() {
 }
 
 #[tokio::test]
+async fn those_that_end_with_a_hung_rank_do_not_hide_it() {
+    let (mut stage, mut zero, one) = hung(Address::Ring).await;
+    zero.plan().await;
+    let ping = zero.ping().await;
+    zero.pong(ping, |_| {}).await;
+    stage.failure().await;
+    // The process that waited for it ends, and so does the one in its place.
+    for instance in [3, 4] {
+        drop(stage.process(instance, ready(0, 2)).await);
+        stage.not_ready_because("worker 0 was lost").await;
+        stage.not_ready_because("worker 1 does not answer").await;
+    }
+    drop((zero, one));
+    let (mut zero, mut one) = (stage.process(5, ready(0, 2)).await, stage.process(6, ready(1, 2)).await);
+    zero.form().await;
+    one.form().await;
+    stage.ready().await;
+}
+
+#[tokio::test]
 async fn a_rank_that_another_one_waits_for_is_named() {
     let (mut stage, mut zero, mut one) = hung(Address::Ring).await;
     zero.plan().await;

@@ -36,13 +36,18 @@ pub const MOST_RANKS_OF_WREN: usize = 4;
 
 /// Sizes of groups that a test tries, up to [`max_workers`].
 pub fn group_sizes() -> impl Iterator<Item = usize> {
-    [1, 2, 4, 8].into_iter().filter(|ranks| *ranks <= max_workers())
+    let least = number("QUIRE_TEST_LEAST_GPUS").unwrap_or(1);
+    [1, 2, 4, 8].into_iter().filter(move |ranks| (least..=max_workers()).contains(ranks))
 }
 
 /// Most workers of a group: each takes a GPU; on processors two are enough.
 pub fn max_workers() -> usize {
     match is_on_gpu() {
-        true => std::env::var("QUIRE_TEST_GPUS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
+        true => number("QUIRE_TEST_GPUS").unwrap_or(1),
         false => 2,
     }
+}
+
+fn number(name: &str) -> Option<usize> {
+    std::env::var(name).ok()?.parse().ok()
 }

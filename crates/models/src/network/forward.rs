@@ -94,16 +94,9 @@ impl ForwardPass<'_, '_> {
     /// Runs a layer up to its `delta`.
     fn layer(&mut self, index: usize, layer: &Layer) -> Result<(), ForwardError> {
         let residual = layer.residual;
-        let last = index + 1 == self.modules.layers.len();
-        // Past what the last layer writes to its cache, only rows that the head is asked for matter.
-        let narrow = last
-            && self.modules.output.is_some()
-            && residual == Residual::Sequential
-            && self.observer.is_none()
-            && self.means.is_empty()
-            && self.output_rows.len() < self.num_rows;
+        let narrow = self.narrows(index, residual);
         let input = self.enter(layer.before_attention, residual);
-        let mlp_input = self.second_input(layer).unwrap_or(input);
+        let mut mlp_input = if narrow { input } else { self.second_input(layer).unwrap_or(input) };
         if index > 0 {
             self.observe(index);
         }
@@ -112,8 +105,13 @@ impl ForwardPass<'_, '_> {
         if narrow && self.output_rows.is_empty() {
             return Ok(());
         }
+        let mixed = self.mix(layer, narrow);
+        if narrow && residual == Residual::Parallel {
+            // The other branch's input, before this one's output is added to the rows.
+            mlp_input = self.enter(layer.before_mlp.or(layer.before_attention), residual);
+        }
         let (epilogue, out) = self.branch_output(layer);
-        self.mix(layer, narrow, epilogue, out);
+        layer.output.run(mixed, epilogue, out, self.backend);
         match residual {
             Residual::Sequential | Residual::Normed => {
                 self.leave(layer.after_attention, layer.residual_scale)?;
@@ -131,6 +129,16 @@ impl ForwardPass<'_, '_> {
             }
         }
         self.leave(layer.after_mlp, layer.residual_scale)
+    }
+
+    /// Whether, past what a layer writes to its cache, only the rows that the head is asked for matter.
+    fn narrows(&self, index: usize, residual: Residual) -> bool {
+        index + 1 == self.modules.layers.len()
+            && self.modules.output.is_some()
+            && residual != Residual::Normed
+            && self.observer.is_none()
+            && self.means.is_empty()
+            && self.output_rows.len() < self.num_rows
     }
 
     /// `x += delta` if one is pending; then the input of the next part: the norm of `x` (which may take the place of
@@ -186,22 +194,17 @@ impl ForwardPass<'_, '_> {
         Ok(())
     }
 
-    /// The mixer's rows and their output projection, into `out`. `narrow`: from here on, `x` is the rows that the head
-    /// is asked for.
-    fn mix(&mut self, layer: &Layer, narrow: bool, epilogue: Epilogue, out: Act) {
+    /// The mixer's rows. `narrow`: from here on, they and `x` are the rows that the head is asked for.
+    fn mix(&mut self, layer: &Layer, narrow: bool) -> Act {
         let only = narrow.then_some(RowSelection { rows: self.output_rows });
         let all = layer.mixer.attend(only, self.backend);
-        let mixed = match self.activations.output.as_ref().zip(only) {
-            Some((OutputActivations { picked, picked_mixed, .. }, selection)) => {
-                self.backend.gather(all, selection, *picked_mixed);
-                self.backend.gather(self.x, selection, *picked);
-                self.backend.select_adapters(selection);
-                self.x = *picked;
-                *picked_mixed
-            }
-            None => all,
-        };
-        layer.output.run(mixed, epilogue, out, self.backend);
+        let Some((activations, selection)) = self.activations.output.as_ref().zip(only) else { return all };
+        let OutputActivations { picked, picked_mixed, .. } = *activations;
+        self.backend.gather(all, selection, picked_mixed);
+        self.backend.gather(self.x, selection, picked);
+        self.backend.select_adapters(selection);
+        self.x = picked;
+        picked_mixed
     }
 
     /// The feed-forward part of `input` into `out`.

@@ -4,7 +4,7 @@
 mod cascade;
 mod prompts;
 
-use super::{Random, backends, check, check_relative, filled_in, gpu, poisoned};
+use super::{Random, backends, check, check_relative, filled_in, gpu};
 use kernels::ops::{
     Attention, Backend, Batch, DType, HeadScales, Heads, KvDType, KvLayer, KvScales, KvShape, Mask, RelativeBias, Rope,
     RopeStyle, RowSelection, Sequence,
@@ -475,48 +475,78 @@ fn long_contexts() {
     }
 }
 
+/// A rotation of heads' first elements.
+#[derive(Clone, Copy, Debug)]
+struct Rotation {
+    dim: usize,
+    rotary_dim: usize,
+    style: RopeStyle,
+    mscale: f32,
+}
+
 #[test]
 fn rope_rotates_and_the_cache_keeps_it() {
     for mut backend in backends() {
         for (dim, rotary_dim, style, mscale) in [
             (64, 64, RopeStyle::Halves, 1.0),
             (80, 32, RopeStyle::Halves, 1.0),
+            (96, 24, RopeStyle::Halves, 1.0),
+            (80, 20, RopeStyle::Halves, 1.0),
             (64, 64, RopeStyle::Interleaved, 1.0),
             (128, 64, RopeStyle::Interleaved, 1.2),
+            (160, 40, RopeStyle::Interleaved, 1.2),
         ] {
-            let heads = Heads { q: 4, kv: 2, dim, v_dim: dim };
-            let mut world = World::new(&mut *backend, heads, 16, DType::F32, &[2000]);
-            let inv_freq: Vec<f32> =
-                (0..rotary_dim / 2).map(|i| 10_000_f32.powf(-2.0 * i as f32 / rotary_dim as f32)).collect();
-            world.rope = Some(Rope { inv_freq: backend.load_vector(&inv_freq), rotary_dim, style, mscale });
-            let width = world.width();
-            let part = Part { sequence: 0, start: 1990, rows: 3 };
-            let qkv = world.step(&mut *backend, &[part], |sequence, position| row(3, width, sequence, position));
-            let mut want = Vec::new();
-            for position in 1990..1993 {
-                let mut x: Vec<f64> = row(3, width, 0, position).into_iter().map(f64::from).collect();
-                for head in x[..6 * dim].chunks_exact_mut(dim) {
-                    rotate(head, &inv_freq, position, style, f64::from(mscale));
-                }
-                want.extend(x);
-            }
-            check_relative("rope", backend.read(qkv), &want, 1e-5);
-
-            // A window of one token returns that token's value: the cache holds v unrotated.
-            let out = poisoned(&mut *backend, 3, 4 * dim);
-            world.step(&mut *backend, &[part], |sequence, position| row(3, width, sequence, position));
-            let (window, soft_cap, sinks, alibi) = (Some(1), None, None, None);
-            backend.attention(
-                qkv,
-                Attention { window, soft_cap, sinks, alibi, ..Attention::causal(heads, 1.0) },
-                world.kv,
-                None,
-                out,
-            );
-            let value = &want[6 * dim..][..dim];
-            check_relative("value", &backend.read(out)[..dim], value, 1e-6);
+            let rotation = Rotation { dim, rotary_dim, style, mscale };
+            check_rotation(&mut *backend, rotation, DType::F32, DType::F32.into(), 1e-5);
+            check_rotation(&mut *backend, rotation, DType::Bf16, DType::Bf16.into(), 8e-3);
+            check_rotation(&mut *backend, rotation, DType::F16, KvDType::E4m3, 0.12);
         }
     }
+}
+
+fn check_rotation(backend: &mut dyn Backend, rotation: Rotation, acts: DType, cache: KvDType, relative: f64) {
+    let Rotation { dim, rotary_dim, style, mscale } = rotation;
+    let what = |part: &str| format!("{part}, {rotation:?}, rows of {acts:?} in a cache of {}", cache.name());
+    let heads = Heads { q: 4, kv: 2, dim, v_dim: dim };
+    let mut world = World::new(backend, heads, 16, cache, &[2000]);
+    world.acts = acts;
+    let inv_freq: Vec<f32> =
+        (0..rotary_dim / 2).map(|i| 10_000_f32.powf(-2.0 * i as f32 / rotary_dim as f32)).collect();
+    world.rope = Some(Rope { inv_freq: backend.load_vector(&inv_freq), rotary_dim, style, mscale });
+    let width = world.width();
+    let part = Part { sequence: 0, start: 1990, rows: 3 };
+    let make = |sequence, position| -> Vec<f32> {
+        row(3, width, sequence, position).into_iter().map(|value| super::round(value, acts)).collect()
+    };
+    let qkv = world.step(backend, &[part], make);
+    let mut want = Vec::new();
+    for position in 1990..1993 {
+        let mut x: Vec<f64> = make(0, position).into_iter().map(f64::from).collect();
+        for head in x[..6 * dim].chunks_exact_mut(dim) {
+            rotate(head, &inv_freq, position, style, f64::from(mscale));
+        }
+        want.extend(x);
+    }
+    check_relative(&what("rotated"), backend.read(qkv), &want, relative.min(8e-3));
+
+    // A window of one token, beside a sink of nothing, returns that token's value times the sigmoid of its score: the
+    // cache holds k rotated, and v as it was.
+    let out = filled_in(backend, 4 * dim, &vec![f32::NAN; 3 * 4 * dim], acts);
+    let qkv = world.step(backend, &[part], make);
+    let (window, sinks) = (Some(1), Some(backend.load_vector(&[0.0; 4])));
+    let attention = Attention { window, sinks, ..Attention::causal(heads, 0.1) };
+    backend.attention(qkv, attention, world.kv, None, out);
+    let mut attended = Vec::new();
+    for row in want.chunks_exact(width) {
+        let (queries, rest) = row.split_at(4 * dim);
+        let (keys, values) = rest.split_at(2 * dim);
+        for (head, query) in queries.chunks_exact(dim).enumerate() {
+            let [key, value] = [keys, values].map(|all| &all[head / 2 * dim..][..dim]);
+            let score: f64 = query.iter().zip(key).map(|(q, k)| 0.1 * q * k).sum();
+            attended.extend(value.iter().map(|value| value / (1.0 + (-score).exp())));
+        }
+    }
+    check_relative(&what("attended"), backend.read(out), &attended, relative);
 }
 
 fn rotate(head: &mut [f64], inv_freq: &[f32], position: usize, style: RopeStyle, mscale: f64) {

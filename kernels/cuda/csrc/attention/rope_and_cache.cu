@@ -75,26 +75,39 @@ template <typename T, typename C> DEVICE void rope_and_cache(
     }
 }
 
-// 16 bytes of a 16-bit type.
-template <typename T> union Piece {
-    uint4 bits;
-    T x[8];
+// N numbers of 16 bits, and of 8.
+template <u32 N> struct Bits;
+template <> struct Bits<8> {
+    typedef uint4 Short;
+    typedef uint2 Narrow;
+};
+template <> struct Bits<4> {
+    typedef uint2 Short;
+    typedef u32 Narrow;
 };
 
-template <typename T> DEVICE Piece<T> load_piece(const T* from) {
-    Piece<T> piece;
-    piece.bits = *(const uint4*)from;
+// As many of a 16-bit type: 16 bytes, or less.
+template <typename T, u32 N> union Piece {
+    typename Bits<N>::Short bits;
+    T x[N];
+};
+
+template <u32 N, typename T> DEVICE Piece<T, N> load_piece(const T* from) {
+    Piece<T, N> piece;
+    piece.bits = *(const typename Bits<N>::Short*)from;
     return piece;
 }
 
 // Into a cache; only one of 8 bits has a factor.
-template <typename T> DEVICE void store_piece(T* to, const Piece<T>& piece, f32) { *(uint4*)to = piece.bits; }
-template <typename T> DEVICE void store_piece(e4m3* to, const Piece<T>& piece, f32 factor) {
-    uint2 bits;
+template <typename T, u32 N> DEVICE void store_piece(T* to, const Piece<T, N>& piece, f32) {
+    *(typename Bits<N>::Short*)to = piece.bits;
+}
+template <typename T, u32 N> DEVICE void store_piece(e4m3* to, const Piece<T, N>& piece, f32 factor) {
+    typename Bits<N>::Narrow bits;
     e4m3* narrow = (e4m3*)&bits;
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) narrow[i] = Cast<e4m3>::from(load(piece.x[i]) * factor);
-    *(uint2*)to = bits;
+    for (u32 i = 0; i < N; i++) narrow[i] = Cast<e4m3>::from(load(piece.x[i]) * factor);
+    *(typename Bits<N>::Narrow*)to = bits;
 }
 
 // A norm of each head before its rotation; as in norm.cu.
@@ -145,58 +158,60 @@ DEVICE void norm_head(f32 (&x)[16], const HeadNorm& norm, u32 low, u32 high, u32
     }
 }
 
-// Eight pairs of a head.
-template <typename T> struct Pairs {
+// N pairs of a head.
+template <typename T, u32 N> struct Pairs {
     // Elements from `low` on and from `high` on.
     u32 low, high;
-    Piece<T> a, b;
+    Piece<T, N> a, b;
 
     DEVICE static Pairs load(const T* head, u32 half, u32 pair, bool interleaved) {
         Pairs pairs;
         pairs.low = interleaved ? 2 * pair : pair;
-        pairs.high = interleaved ? pairs.low + 8 : pair + half;
-        pairs.a = load_piece(head + pairs.low);
-        pairs.b = load_piece(head + pairs.high);
+        pairs.high = interleaved ? pairs.low + N : pair + half;
+        pairs.a = load_piece<N>(head + pairs.low);
+        pairs.b = load_piece<N>(head + pairs.high);
         return pairs;
     }
 };
 
 // Rotates them, and writes them back, and to `cache`, times a factor, if that is not null; after the norm, if there is
 // one.
-template <typename T, typename C>
-DEVICE void rotate(Pairs<T> pairs, T* head, C* cache, f32 factor, const f32* angles,
+template <typename T, typename C, u32 N>
+DEVICE void rotate(Pairs<T, N> pairs, T* head, C* cache, f32 factor, const f32* angles,
     u32 half, u32 pair, bool interleaved, const HeadNorm* norm) {
-    f32 x[16];
+    f32 x[2 * N];
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
+    for (u32 i = 0; i < N; i++) {
         x[i] = load(pairs.a.x[i]);
-        x[i + 8] = load(pairs.b.x[i]);
+        x[i + N] = load(pairs.b.x[i]);
     }
-    if (norm) norm_head(x, *norm, pairs.low, pairs.high, half / 8);
+    if constexpr (N == 8) {
+        if (norm) norm_head(x, *norm, pairs.low, pairs.high, half / 8);
+    }
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
+    for (u32 i = 0; i < N; i++) {
         f32& first = interleaved ? x[2 * i] : x[i];
-        f32& second = interleaved ? x[2 * i + 1] : x[i + 8];
+        f32& second = interleaved ? x[2 * i + 1] : x[i + N];
         f32 y = first, z = second, cosine = angles[pair + i], sine = angles[half + pair + i];
         first = y * cosine - z * sine;
         second = z * cosine + y * sine;
     }
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
+    for (u32 i = 0; i < N; i++) {
         pairs.a.x[i] = Cast<T>::from(x[i]);
-        pairs.b.x[i] = Cast<T>::from(x[i + 8]);
+        pairs.b.x[i] = Cast<T>::from(x[i + N]);
     }
-    *(uint4*)(head + pairs.low) = pairs.a.bits;
-    *(uint4*)(head + pairs.high) = pairs.b.bits;
+    store_piece(head + pairs.low, pairs.a, 1.0f);
+    store_piece(head + pairs.high, pairs.b, 1.0f);
     if (cache) {
         store_piece(cache + pairs.low, pairs.a, factor);
         store_piece(cache + pairs.high, pairs.b, factor);
     }
 }
 
-// The same for rows of 16 bits in a cache of the same type or of 8 bits, where `rotary_dim` is a multiple of 16, `dim`
+// The same for rows of 16 bits in a cache of the same type or of 8 bits, where `rotary_dim` is a multiple of 2 N, `dim`
 // and `v_dim` of 8. With `norms`, the rotary dimension is the head's, and a power of two from 16 to 256.
-template <typename T, typename C>
+template <u32 N, typename T, typename C>
 DEVICE void rope_and_cache_wide(
     T* qkv, const Batch& batch, const Layer& layer, C* keys, C* values, const HeadNorms* norms) {
     extern __shared__ f32 angles[];
@@ -218,28 +233,28 @@ DEVICE void rope_and_cache_wide(
     auto cached = [&](C* cache, u32 head, u32 dim) {
         return cache + ((block * layer.kv_heads + head) * layer.block_size + slot) * dim;
     };
-    u32 turns = half / 8, rest = (layer.dim - layer.rotary_dim) / 8, pieces = layer.v_dim / 8;
+    u32 turns = half / N, rest = (layer.dim - layer.rotary_dim) / 8, pieces = layer.v_dim / 8;
     u32 rotated = (layer.q_heads + layer.kv_heads) * turns;
     auto load_pairs = [&](u32 i) {
-        return Pairs<T>::load(x + i / turns * layer.dim, half, i % turns * 8, layer.interleaved);
+        return Pairs<T, N>::load(x + i / turns * layer.dim, half, i % turns * N, layer.interleaved);
     };
     // Nothing up to the barrier needs angles: where the row was there first, it comes while they are made.
-    Pairs<T> pairs;
+    Pairs<T, N> pairs;
     if (threadIdx.x < rotated) pairs = load_pairs(threadIdx.x);
     for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
         u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
-        store_piece(cached(keys, head, layer.dim) + at, load_piece(k + head * layer.dim + at),
+        store_piece(cached(keys, head, layer.dim) + at, load_piece<8>(k + head * layer.dim + at),
             layer.key_factor_of<C>(head));
     }
     for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
         u32 head = i / pieces, at = i % pieces * 8;
-        store_piece(cached(values, head, layer.v_dim) + at, load_piece(v + head * layer.v_dim + at),
+        store_piece(cached(values, head, layer.v_dim) + at, load_piece<8>(v + head * layer.v_dim + at),
             layer.value_factor_of<C>(head));
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {
         if (i >= blockDim.x) pairs = load_pairs(i);
-        u32 head = i / turns, pair = i % turns * 8;
+        u32 head = i / turns, pair = i % turns * N;
         const bool is_key = head >= layer.q_heads;
         C* cache = is_key ? cached(keys, head - layer.q_heads, layer.dim) : (C*)0;
         f32 factor = is_key ? layer.key_factor_of<C>(head - layer.q_heads) : 1.0f;
@@ -264,14 +279,19 @@ ROPE_AND_CACHE(f32, e4m3)
 ROPE_AND_CACHE(bf16, e4m3)
 ROPE_AND_CACHE(f16, e4m3)
 
-#define ROPE_AND_CACHE_WIDE(T, C) \
-    extern "C" __global__ void rope_and_cache_wide_##T##_##C( \
+// By eight pairs, and by four, for a part of a head that is a multiple of 8 alone.
+#define ROPE_AND_CACHE_BY(N, NAME, T, C) \
+    extern "C" __global__ void rope_and_cache_##NAME##_##T##_##C( \
         T* qkv, const Batch batch, const Layer layer, C* keys, C* values) { \
-        rope_and_cache_wide(qkv, batch, layer, keys, values, (const HeadNorms*)0); \
-    } \
+        rope_and_cache_wide<N>(qkv, batch, layer, keys, values, (const HeadNorms*)0); \
+    }
+
+#define ROPE_AND_CACHE_WIDE(T, C) \
+    ROPE_AND_CACHE_BY(8, wide, T, C) \
+    ROPE_AND_CACHE_BY(4, by_fours, T, C) \
     extern "C" __global__ void rope_and_cache_normed_##T##_##C( \
         T* qkv, const Batch batch, const Layer layer, C* keys, C* values, const HeadNorms norms) { \
-        rope_and_cache_wide(qkv, batch, layer, keys, values, &norms); \
+        rope_and_cache_wide<8>(qkv, batch, layer, keys, values, &norms); \
     }
 
 ROPE_AND_CACHE_WIDE(bf16, bf16)

@@ -85,9 +85,9 @@ pub(crate) fn rope_and_cache(
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
         let arguments = args![qkv.ptr, batch.pointers, layer, keys, values, norms];
         device.launch_early(name("rope_and_cache_normed"), shape, arguments);
-    } else if takes_pieces(types, heads, rotary_dim) {
+    } else if let Some(function) = by_pieces(types, heads, rotary_dim) {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
-        device.launch_early(name("rope_and_cache_wide"), shape, arguments);
+        device.launch_early(name(function), shape, arguments);
     } else {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
         device.launch(name("rope_and_cache"), shape, arguments);
@@ -102,14 +102,39 @@ fn threads(rows: usize, width: usize) -> usize {
 
 /// Whether norms of heads can be done with their rotation.
 pub(crate) fn takes_norms(types: AttentionTypes, heads: Heads, rotary_dim: usize) -> bool {
-    takes_pieces(types, heads, rotary_dim)
+    by_pieces(types, heads, rotary_dim) == Some(WIDE)
         && rotary_dim == heads.dim
         && (16..=256).contains(&rotary_dim)
         && rotary_dim.is_power_of_two()
 }
 
-/// Whether rows can be worked on 16 bytes at a time.
-fn takes_pieces(types: AttentionTypes, heads: Heads, rotary_dim: usize) -> bool {
-    let whole = [heads.dim, heads.v_dim, rotary_dim / 2].iter().all(|count| count.is_multiple_of(8));
-    types.are_short() && whole
+/// The kernel that works on 16 bytes at a time.
+const WIDE: &str = "rope_and_cache_wide";
+
+/// The kernel that works on several numbers at a time: as many pairs as the rotated part of a head is a multiple of.
+fn by_pieces(types: AttentionTypes, heads: Heads, rotary_dim: usize) -> Option<&'static str> {
+    let whole = [heads.dim, heads.v_dim].iter().all(|count| count.is_multiple_of(8));
+    let pairs = rotary_dim / 2;
+    let kernels = [(8, WIDE), (4, "rope_and_cache_by_fours")];
+    let fits = |(at_once, _): &(usize, &str)| types.are_short() && whole && pairs.is_multiple_of(*at_once);
+    kernels.into_iter().find(fits).map(|(_, kernel)| kernel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::ops::{DType, KvDType};
+
+    #[test]
+    fn kernels_take_as_many_pairs_as_a_rotated_part_is_a_multiple_of() {
+        let types = AttentionTypes { rows: DType::Bf16, cache: KvDType::Float(DType::Bf16) };
+        let of = |dim, rotary_dim| by_pieces(types, Heads { q: 4, kv: 2, dim, v_dim: dim }, rotary_dim);
+        assert_eq!([of(128, 128), of(80, 32), of(64, 0)], [Some(WIDE); 3]);
+        // GPT-NeoX-20B's and StableLM 2 12B's.
+        assert_eq!([of(96, 24), of(160, 40)], [Some("rope_and_cache_by_fours"); 2]);
+        // Pythia 2.8B's.
+        assert_eq!([of(80, 20), of(36, 36)], [None; 2]);
+        let types = AttentionTypes { rows: DType::F32, ..types };
+        assert_eq!(by_pieces(types, Heads { q: 4, kv: 2, dim: 64, v_dim: 64 }, 64), None);
+    }
 }

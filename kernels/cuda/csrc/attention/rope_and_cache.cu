@@ -209,6 +209,17 @@ DEVICE void rotate(Pairs<T, N> pairs, T* head, C* cache, f32 factor, const f32* 
     }
 }
 
+// Eight numbers of a row that are stored as they are, and where they go.
+template <typename T, typename C> struct Kept {
+    const T* from;
+    C* to;
+    u32 head;
+    bool is_key;
+};
+
+// How many of these a thread brings at once: where each head has keys and values, they are most of what there is to do.
+#define AT_ONCE 4u
+
 // The same for rows of 16 bits in a cache of the same type or of 8 bits, where `rotary_dim` is a multiple of 2 N, `dim`
 // and `v_dim` of 8. With `norms`, the rotary dimension is the head's, and a power of two from 16 to 256.
 template <u32 N, typename T, typename C>
@@ -241,15 +252,32 @@ DEVICE void rope_and_cache_wide(
     // Nothing up to the barrier needs angles: where the row was there first, it comes while they are made.
     Pairs<T, N> pairs;
     if (threadIdx.x < rotated) pairs = load_pairs(threadIdx.x);
-    for (u32 i = threadIdx.x; i < layer.kv_heads * rest; i += blockDim.x) {
-        u32 head = i / rest, at = layer.rotary_dim + i % rest * 8;
-        store_piece(cached(keys, head, layer.dim) + at, load_piece<8>(k + head * layer.dim + at),
-            layer.key_factor_of<C>(head));
-    }
-    for (u32 i = threadIdx.x; i < layer.kv_heads * pieces; i += blockDim.x) {
-        u32 head = i / pieces, at = i % pieces * 8;
-        store_piece(cached(values, head, layer.v_dim) + at, load_piece<8>(v + head * layer.v_dim + at),
-            layer.value_factor_of<C>(head));
+    // What is kept as it is: values, and the rest of keys.
+    const u32 kept = layer.kv_heads * (pieces + rest);
+    auto kept_at = [&](u32 i) -> Kept<T, C> {
+        const bool is_key = i >= layer.kv_heads * pieces;
+        if (is_key) i -= layer.kv_heads * pieces;
+        const u32 each = is_key ? rest : pieces, head = i / each, at = i % each * 8;
+        if (!is_key) return {v + head * layer.v_dim + at, cached(values, head, layer.v_dim) + at, head, false};
+        const u32 column = layer.rotary_dim + at;
+        return {k + head * layer.dim + column, cached(keys, head, layer.dim) + column, head, true};
+    };
+    for (u32 i = threadIdx.x; i < kept; i += AT_ONCE * blockDim.x) {
+        Kept<T, C> piece[AT_ONCE];
+        Piece<T, 8> numbers[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            if (i + j * blockDim.x < kept) {
+                piece[j] = kept_at(i + j * blockDim.x);
+                numbers[j] = load_piece<8>(piece[j].from);
+            }
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            if (i + j * blockDim.x < kept) {
+                const u32 head = piece[j].head;
+                const f32 factor = piece[j].is_key ? layer.key_factor_of<C>(head) : layer.value_factor_of<C>(head);
+                store_piece(piece[j].to, numbers[j], factor);
+            }
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < rotated; i += blockDim.x) {

@@ -1,4 +1,4 @@
-//! Launches `kernels/cuda/csrc/attention/attention_decode.cu` for sequences with one row.
+//! Launches `kernels/cuda/csrc/decode/attention_decode.cu` for sequences with one row.
 
 use crate::attention::attention_cascade::Cascade;
 use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};

@@ -166,7 +166,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
 /// Those that are compiled for one type and shape at a time, sorted.
 pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_cascade" in "attention"
-    "attention_decode" in "attention"
+    "attention_decode" in "decode"
     "attention_expanded" in "latent"
     "attention_latent" in "latent"
     "attention_latent_merge" in "latent"
@@ -215,8 +215,9 @@ const HEADERS: &[(&str, &str)] = &[
     ("adapter_sums.cuh", include_str!("../../csrc/include/adapter_sums.cuh")),
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
     ("cascade.cuh", include_str!("../../csrc/attention/cascade.cuh")),
-    ("decode.cuh", include_str!("../../csrc/attention/decode.cuh")),
-    ("decode_parts.cuh", include_str!("../../csrc/attention/decode_parts.cuh")),
+    ("decode.cuh", include_str!("../../csrc/decode/decode.cuh")),
+    ("decode_heads.cuh", include_str!("../../csrc/decode/decode_heads.cuh")),
+    ("decode_parts.cuh", include_str!("../../csrc/decode/decode_parts.cuh")),
     ("delta_chunks.cuh", include_str!("../../csrc/recurrent/delta_chunks.cuh")),
     ("delta_rule.cuh", include_str!("../../csrc/recurrent/delta_rule.cuh")),
     ("exchange.cuh", include_str!("../../csrc/comm/exchange.cuh")),
@@ -257,7 +258,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("prepared.cuh", include_str!("../../csrc/gemm/prepared.cuh")),
     ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),
     ("recurrent.cuh", include_str!("../../csrc/recurrent/recurrent.cuh")),
-    ("ring.cuh", include_str!("../../csrc/attention/ring.cuh")),
+    ("ring.cuh", include_str!("../../csrc/decode/ring.cuh")),
     ("sample.cuh", include_str!("../../csrc/sampling/sample.cuh")),
     ("sample_rank.cuh", include_str!("../../csrc/sampling/sample_rank.cuh")),
     ("scan.cuh", include_str!("../../csrc/recurrent/scan.cuh")),

@@ -2,6 +2,7 @@
 //! does on the side.
 
 mod cascade;
+mod many_query_heads;
 mod prompts;
 
 use super::{Random, backends, check, check_relative, filled_in, gpu};
@@ -201,7 +202,8 @@ pub struct Case<'a> {
 /// The rows and heads of a part that are checked.
 fn samples(part: &Part, heads: Heads) -> impl Iterator<Item = (usize, usize)> {
     let steps = [0, part.rows / 2, part.rows - 1];
-    steps.into_iter().flat_map(move |step| [0, heads.q / 2, heads.q - 1].map(|head| (step, head)))
+    let checked = move || (0..heads.q).step_by(13).chain([heads.q / 2, heads.q - 1]);
+    steps.into_iter().flat_map(move |step| checked().map(move |head| (step, head)))
 }
 
 /// What every backend should find for the samples, part by part.

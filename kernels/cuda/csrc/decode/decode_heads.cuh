@@ -1,7 +1,7 @@
-// What the kernels of decode attention, `attention_decode.cu` and `attention_decode_mqa.cu`, have in common: how the list
-// of tiles is cut among blocks, and how a head ends. For files that say TYPE, V_DIM, WARPS, TILE, GROUP (query heads of
-// a key head that a block takes at once) and BLOCK_TILES (tiles that a block takes at least: below, adding up parts
-// costs more than it gains).
+// What the kernels of decode attention, `attention_decode.cu` and `attention_decode_mqa.cu`, have in common: how the
+// list of tiles is cut among blocks, and how a head ends. For files that say TYPE, V_DIM, WARPS, TILE, GROUP (query
+// heads of a key head that a block takes at once) and BLOCK_TILES (tiles that a block takes at least: below, adding up
+// parts costs more than it gains).
 #pragma once
 #include "cached.cuh"
 #include "decode.cuh"

@@ -64,7 +64,7 @@ impl Model {
     }
 }
 
-const MODELS: [Model; 9] = [
+const MODELS: [Model; 10] = [
     Model::new("Llama-8B", 4096, [32, 8, 128], 14336),
     Model::new("Qwen3-0.6B", 1024, [16, 8, 128], 3072),
     Model::new("Phi-3-mini", 3072, [32, 32, 96], 8192),
@@ -73,6 +73,7 @@ const MODELS: [Model; 9] = [
     Model { alibi: true, ..Model::new("BLOOM-7B", 4096, [32, 32, 128], 16384) },
     Model { parallel: true, ..Model::new("Falcon-7B", 4544, [71, 1, 64], 18176) },
     Model { parallel: true, biased: true, ..Model::new("GPT-NeoX-20B", 6144, [64, 64, 96], 24576) },
+    Model::new("StarCoder-15B", 6144, [48, 1, 128], 24576),
     Model::new("StableLM-2-12B", 5120, [32, 8, 160], 13824),
 ];
 

@@ -177,22 +177,14 @@ impl Bench {
         if heads.kv > 1 {
             return;
         }
-        const TOKENS: usize = 32 * 32768;
+        const TOKENS: usize = 32 * 131_072;
         let qkv = self.act(MOST_ROWS, (heads.q + 2 * heads.kv) * heads.dim);
         let out = self.backend.new_rounded_act(MOST_ROWS, heads.q * heads.dim, DType::Bf16);
         let attention = self.attention(model);
         let caches = self.caches(heads, qkv, TOKENS, DType::Bf16.into());
-        for (rows, length) in [
-            (32, 32768),
-            (8, 131_072),
-            (8, 32768),
-            (1, 131_072),
-            (1, 32768),
-            (64, 4096),
-            (64, 1024),
-            (64, 256),
-            (1, 256),
-        ] {
+        let lengths = [256, 1024, 4096, 32768, 131_072];
+        let steps = [1, 2, 4, 8, 32].into_iter().flat_map(|rows| lengths.map(|length| (rows, length)));
+        for (rows, length) in steps.chain([(64, 256), (64, 4096), (256, 256)]) {
             self.begin(&vec![(length - 1, 1); rows]);
             let seconds = self.time(0, |backend, i| {
                 backend.attention(qkv, attention, caches[i % caches.len()], None, out);

@@ -76,15 +76,14 @@ pub(crate) fn takes(device: &Device, layer: &Layer) -> bool {
 
 /// Both kernels, for groups of query heads.
 pub(crate) fn specials(types: AttentionTypes, dims: HeadDims, group: usize) -> [Special; 2] {
-    [special(types, dims), attention_decode::cascaded_special(types, dims, group)]
+    [special(types, dims), attention_decode::cascaded(types, dims, group).0]
 }
 
 /// Those of a layer, with their shared memory.
 pub(crate) fn kernels(types: AttentionTypes, layer: &Layer) -> [(Special, usize); 2] {
-    let (dims, group) = (layer.dims(), layer.group_size());
-    let [shared, rest] = specials(types, dims, group);
-    let shared_of_rest = attention_decode::cascaded_shared(types.cache, dims, group);
-    [(shared, attention_prefill::shared(dims)), (rest, shared_of_rest)]
+    let dims = layer.dims();
+    let rest = attention_decode::cascaded(types, dims, layer.group_size());
+    [(special(types, dims), attention_prefill::shared(dims)), rest]
 }
 
 /// Where both kernels leave parts of heads.

@@ -1,6 +1,8 @@
-//! Launches `kernels/cuda/csrc/decode/attention_decode.cu` for sequences with one row.
+//! Launches `kernels/cuda/csrc/decode/attention_decode.cu` for sequences with one row, or `attention_decode_mqa.cu`
+//! where many query heads share a key head.
 
 use crate::attention::attention_cascade::Cascade;
+use crate::attention::attention_decode_mqa::Mqa;
 use crate::attention::layer::{AttentionTypes, HeadDims, Layer, Tensors, narrow};
 use crate::jit::layouts::twin;
 use crate::jit::specialization::Special;
@@ -14,10 +16,16 @@ const KEYS: usize = 16;
 /// Query heads of one tile of a matrix operand, and most tiles.
 const TILE_HEADS: usize = 8;
 const MOST_TILES: usize = 2;
+/// Sequences from which on more query heads of a key head are taken at once. With fewer, what several blocks leave of a
+/// head is too much for the one that began it.
+const MQA_SEQUENCES: usize = 32;
 /// Blocks of the grid at most, on any device.
 const MOST_BLOCKS: usize = 4 * 256;
+/// Numbers that all blocks of a launch may leave each other.
+const SCRATCH: usize = MOST_BLOCKS * MOST_TILES * TILE_HEADS * (256 + 2);
 /// Tokens of a cache's block at most: where a position lies is found by a product instead of a quotient.
 const MOST_TOKENS: u32 = 1 << 11;
+
 /// A block's warps, and stages of each warp's ring in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Ring {
@@ -54,7 +62,7 @@ fn most_blocks(cache: KvDType, HeadDims { dim, v_dim }: HeadDims, tiles: usize, 
 }
 
 /// As `Row` of the kernel: pieces of 16 bytes, swizzled or an odd number of them.
-fn row_bytes(cache: KvDType, dim: usize) -> usize {
+pub(crate) fn row_bytes(cache: KvDType, dim: usize) -> usize {
     let bytes = dim * cache.size();
     if bytes.is_multiple_of(128) || !bytes.is_multiple_of(32) { bytes } else { bytes + 16 }
 }
@@ -65,27 +73,77 @@ pub(crate) fn special(types: AttentionTypes, HeadDims { dim, v_dim }: HeadDims, 
     Special::new("attention_decode", types.rows, &[&sizes, narrow(types.cache)].concat())
 }
 
-/// The kernel that follows [`attention_cascade`](crate::attention::attention_cascade), for groups of query heads.
-pub(crate) fn cascaded_special(types: AttentionTypes, dims: HeadDims, group: usize) -> Special {
-    let [_, ring] = Ring::of(types.cache, dims);
-    special(types, dims, tiles(group), ring).with("CASCADE", 1)
+/// A kernel, and what a launch must know of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form {
+    pub(crate) special: Special,
+    /// Shared memory of a block.
+    pub(crate) shared: usize,
+    pub(crate) threads: usize,
+    /// Of a multiprocessor at most.
+    pub(crate) blocks: usize,
+    /// Query heads of a key head that a block takes at once, at most.
+    pub(crate) heads: usize,
 }
 
-/// Its shared memory.
-pub(crate) fn cascaded_shared(cache: KvDType, dims: HeadDims, group: usize) -> usize {
-    let [_, ring] = Ring::of(cache, dims);
-    ring.shared(cache, dims, group.min(TILE_HEADS * tiles(group)))
+impl Form {
+    /// For groups of query heads of a key head.
+    fn with_ring(types: AttentionTypes, dims: HeadDims, group: usize, ring: Ring) -> Self {
+        let tiles = tiles(group);
+        Self {
+            special: special(types, dims, tiles, ring),
+            shared: ring.shared(types.cache, dims, group.min(TILE_HEADS * tiles)),
+            threads: 32 * ring.warps,
+            blocks: most_blocks(types.cache, dims, tiles, ring),
+            heads: TILE_HEADS * MOST_TILES,
+        }
+    }
+
+    /// For many query heads on a key head, where a block has the shared memory that it takes.
+    fn mqa(types: AttentionTypes, dims: HeadDims, group: usize, shared_of_block: usize) -> Option<Self> {
+        let form = Mqa::of(types.cache, dims, group)?.form(types, dims);
+        (form.shared <= shared_of_block).then_some(form)
+    }
+
+    /// For steps of that many sequences.
+    fn of(context: &Context, types: AttentionTypes, layer: &Layer, sequences: usize) -> Self {
+        let (dims, group) = (layer.dims(), layer.group_size());
+        let mqa = Self::mqa(types, dims, group, context.shared_of_block);
+        if let Some(form) = mqa.filter(|_| sequences >= MQA_SEQUENCES) {
+            return form;
+        }
+        let [few, many] = Ring::of(types.cache, dims);
+        let heads = layer.kv_heads as usize * group.div_ceil(TILE_HEADS * MOST_TILES);
+        let ring = if sequences * heads <= context.multiprocessors { few } else { many };
+        Self::with_ring(types, dims, group, ring)
+    }
+
+    /// The kernel that follows [`attention_cascade`](crate::attention::attention_cascade): what is left is short, and
+    /// one ring will do.
+    fn cascaded(types: AttentionTypes, dims: HeadDims, group: usize) -> Self {
+        let [_, ring] = Ring::of(types.cache, dims);
+        let form = Self::with_ring(types, dims, group, ring);
+        Self { special: form.special.with("CASCADE", 1), ..form }
+    }
 }
 
-/// The kernels for few heads and for many.
-pub(crate) fn specials(types: AttentionTypes, heads: Heads) -> Vec<Special> {
-    let (dims, tiles) = (HeadDims { dim: heads.dim, v_dim: heads.v_dim }, tiles(heads.q / heads.kv));
-    let mut all = Ring::of(types.cache, dims).map(|ring| special(types, dims, tiles, ring)).to_vec();
+/// The kernel that follows [`attention_cascade`](crate::attention::attention_cascade), for groups of query heads, and
+/// its shared memory.
+pub(crate) fn cascaded(types: AttentionTypes, dims: HeadDims, group: usize) -> (Special, usize) {
+    let form = Form::cascaded(types, dims, group);
+    (form.special, form.shared)
+}
+
+/// All kernels that steps of such heads may take: for few of them and for many, and for many on a key head.
+pub(crate) fn specials(types: AttentionTypes, heads: Heads, shared_of_block: usize) -> Vec<Special> {
+    let (dims, group) = (HeadDims { dim: heads.dim, v_dim: heads.v_dim }, heads.q / heads.kv);
+    let mut all = Ring::of(types.cache, dims).map(|ring| special(types, dims, tiles(group), ring)).to_vec();
     all.dedup();
+    all.extend(Form::mqa(types, dims, group, shared_of_block).map(|form| form.special));
     all
 }
 
-/// Most shared memory of a block.
+/// Most shared memory of a block that takes up to 16 query heads at once: more are taken where there is more.
 pub(crate) fn most_shared(cache: KvDType, dims: HeadDims, heads: Heads) -> usize {
     let group = heads.q / heads.kv;
     let shared = |ring: Ring| ring.shared(cache, dims, group.min(TILE_HEADS * tiles(group)));
@@ -104,8 +162,7 @@ pub(crate) struct Scratch(Memory);
 impl Scratch {
     /// For any shape and batch.
     pub(crate) fn new(device: &mut Device) -> Option<Self> {
-        const WIDEST: usize = MOST_TILES * TILE_HEADS * (256 + 2);
-        let parts = device.allocate(MOST_BLOCKS * WIDEST * size_of::<f32>(), "parts of attention")?;
+        let parts = device.allocate(SCRATCH * size_of::<f32>(), "parts of attention")?;
         device.fill(&parts, u8::MAX);
         Some(Self(parts))
     }
@@ -142,39 +199,30 @@ struct Extent {
 
 impl Plan {
     fn new(context: &Context, types: AttentionTypes, layer: &Layer, extent: Extent) -> Option<Self> {
-        let [few, many] = Ring::of(types.cache, layer.dims());
-        let heads = layer.kv_heads as usize * groups_per_head(layer);
-        let ring = if extent.sequences * heads <= context.multiprocessors { few } else { many };
-        Self::with_ring(context, types, layer, extent, ring)
+        let form = Form::of(context, types, layer, extent.sequences);
+        Self::with(context, layer, extent, form)
     }
 
-    /// After [`attention_cascade`](crate::attention::attention_cascade): what is left is short, and one ring will do.
+    /// After [`attention_cascade`](crate::attention::attention_cascade).
     fn cascaded(context: &Context, types: AttentionTypes, layer: &Layer, extent: Extent) -> Option<Self> {
-        let [_, ring] = Ring::of(types.cache, layer.dims());
-        let plan = Self::with_ring(context, types, layer, extent, ring)?;
-        Some(Self { special: cascaded_special(types, layer.dims(), layer.group_size()), ..plan })
+        let form = Form::cascaded(types, layer.dims(), layer.group_size());
+        Self::with(context, layer, extent, form)
     }
 
-    fn with_ring(
-        context: &Context,
-        types: AttentionTypes,
-        layer: &Layer,
-        Extent { rows, sequences }: Extent,
-        ring: Ring,
-    ) -> Option<Self> {
-        let (group, dims) = (layer.group_size(), layer.dims());
-        let (tiles, groups_per_head) = (tiles(group), groups_per_head(layer));
+    fn with(context: &Context, layer: &Layer, Extent { rows, sequences }: Extent, form: Form) -> Option<Self> {
+        let group = layer.group_size();
+        let groups_per_head = group.div_ceil(form.heads);
         let heads = layer.kv_heads as usize * groups_per_head;
         let multiprocessors = context.multiprocessors;
-        let shared = ring.shared(types.cache, dims, group.min(TILE_HEADS * tiles));
         // A block has 1 KiB beside what it asks for.
-        let fit = context.shared_of_multiprocessor / (shared + 1024);
-        let blocks = multiprocessors * fit.min(most_blocks(types.cache, dims, tiles, ring));
-        let fits = shared <= context.shared_of_block && blocks <= MOST_BLOCKS && layer.block_size <= MOST_TOKENS;
+        let fit = context.shared_of_multiprocessor / (form.shared + 1024);
+        let most = (SCRATCH / (form.heads * (layer.v_dim as usize + 2))).min(MOST_BLOCKS);
+        let blocks = (multiprocessors * fit.min(form.blocks)).min(most);
+        let fits = form.shared <= context.shared_of_block && layer.block_size <= MOST_TOKENS;
         let number = |number: usize| number as u32;
         fits.then(|| Self {
-            special: special(types, dims, tiles, ring),
-            shape: Shape { grid: [blocks, 1], block: 32 * ring.warps, shared },
+            special: form.special,
+            shape: Shape { grid: [blocks, 1], block: form.threads, shared: form.shared },
             shares: Shares {
                 rows: number(rows),
                 sequences: number(sequences),
@@ -186,11 +234,6 @@ impl Plan {
             },
         })
     }
-}
-
-/// Groups of query heads of a key head that are one matrix operand each.
-fn groups_per_head(layer: &Layer) -> usize {
-    layer.group_size().div_ceil(TILE_HEADS * MOST_TILES)
 }
 
 /// Whether a batch of `sequences` can be done here.

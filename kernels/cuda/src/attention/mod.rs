@@ -2,6 +2,7 @@
 
 pub(crate) mod attention_cascade;
 pub(crate) mod attention_decode;
+pub(crate) mod attention_decode_mqa;
 pub(crate) mod attention_prefill;
 pub(crate) mod backend;
 pub(crate) mod kv;

@@ -56,7 +56,7 @@ impl CudaBackend {
         let tile = HopperTile::of(dims, cache, block_size).filter(|_| selected.prefill == AttentionBackend::Hopper);
         let hopper = tile.map(|tile| (tile, scores));
         let mut first = attention_prefill::specials(hopper, types, dims);
-        first.extend(attention_decode::specials(types, heads));
+        first.extend(attention_decode::specials(types, heads, self.device.context.shared_of_block));
         order(&self.device, first.iter().copied());
         self.first_needed.extend(first);
         self.order_for_ranks();

@@ -167,6 +167,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
 pub(crate) const SPECIAL: &[Source] = sources! {
     "attention_cascade" in "attention"
     "attention_decode" in "decode"
+    "attention_decode_mqa" in "decode"
     "attention_expanded" in "latent"
     "attention_latent" in "latent"
     "attention_latent_merge" in "latent"

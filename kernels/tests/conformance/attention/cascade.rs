@@ -15,7 +15,7 @@ fn gpu_with(cascade: CascadeAttention) -> Option<Box<dyn Backend>> {
 }
 
 /// All backends, the GPU with cascades wherever they can be.
-fn cascading() -> Vec<Box<dyn Backend>> {
+pub(super) fn cascading() -> Vec<Box<dyn Backend>> {
     let mut all = backends();
     all.retain(|backend| backend.memory().is_none());
     all.extend(gpu_with(CascadeAttention::Always));
@@ -23,7 +23,7 @@ fn cascading() -> Vec<Box<dyn Backend>> {
 }
 
 /// `count` sequences that share `shared` tokens and have some of their own, in turn, before their row.
-fn over_one_prefix(count: usize, shared: usize, own: &[usize]) -> (Vec<Part>, Vec<usize>) {
+pub(super) fn over_one_prefix(count: usize, shared: usize, own: &[usize]) -> (Vec<Part>, Vec<usize>) {
     let part = |sequence: usize| Part { sequence, start: shared + own[sequence % own.len()], rows: 1 };
     ((0..count).map(part).collect(), vec![shared; count])
 }

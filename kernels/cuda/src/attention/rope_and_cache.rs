@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/attention/rope_and_cache.cu`: rotates queries and keys, and keeps keys and values.
+//! Launches `rope_and_cache.cu` of `kernels/cuda/csrc/attention`, or `rope_and_cache_narrow.cu`: rotates queries and
+//! keys, and keeps keys and values.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -9,7 +10,7 @@ use crate::jit::layouts::twin;
 use crate::runtime::activations::View;
 use crate::runtime::batch::Batch;
 use crate::runtime::device::{Device, Name, Shape, args};
-use kernels::ops::{Heads, KvScales, Rope, RopeStyle};
+use kernels::ops::{Heads, KvDType, KvScales, Rope, RopeStyle};
 
 /// `struct Layer` of the kernel.
 #[repr(C)]
@@ -79,7 +80,7 @@ pub(crate) fn rope_and_cache(
     let (keys, values) = kv.pointers();
     let shared = rotary_dim * size_of::<f32>();
     let types = AttentionTypes { rows: qkv.dtype, cache: kv.shape.dtype };
-    let name = |function| Name::in_file("rope_and_cache", function, &[types.rows]).with_cache(types.cache);
+    let name = |function| Name::in_file(file(types.cache), function, &[types.rows]).with_cache(types.cache);
     let arguments = args![qkv.ptr, batch.pointers, layer, keys, values];
     if let Some(norms) = norms {
         let shape = Shape { shared, ..Shape::rows(qkv.rows, threads(qkv.rows, width)) };
@@ -92,6 +93,11 @@ pub(crate) fn rope_and_cache(
         let shape = Shape { shared, ..Shape::rows(qkv.rows, width.min(256)) };
         device.launch(name("rope_and_cache"), shape, arguments);
     }
+}
+
+/// The file with what is for such a cache.
+fn file(cache: KvDType) -> &'static str {
+    if cache == KvDType::E4m3 { "rope_and_cache_narrow" } else { "rope_and_cache" }
 }
 
 /// Threads of a row's block where they work on 16 bytes at a time: with few rows, all at once; with many, more blocks

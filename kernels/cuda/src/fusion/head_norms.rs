@@ -6,7 +6,7 @@ use super::split_norm::SplitNorm;
 use crate::jit::layouts::twin;
 use crate::layers::norm;
 
-/// `struct HeadNorms` of kernels/cuda/csrc/attention/rope_and_cache.cu.
+/// `struct HeadNorms` of kernels/cuda/csrc/include/rope.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct QkNorms {

@@ -61,6 +61,8 @@ struct Shelf {
 struct Orders {
     /// Those that nobody has begun, the first of them the next.
     waiting: VecDeque<Source>,
+    /// Those that come when none of these is left.
+    later: VecDeque<Source>,
     /// Those that were begun; absent: under way.
     made: HashMap<Source, Option<Result<Vec<u8>, String>>>,
     /// Threads that make them.
@@ -71,11 +73,23 @@ struct Orders {
 
 impl Orders {
     fn is_open(&self, source: Source) -> bool {
-        self.waiting.contains(&source) || matches!(self.made.get(&source), Some(None))
+        self.is_waiting(source) || matches!(self.made.get(&source), Some(None))
+    }
+
+    fn is_waiting(&self, source: Source) -> bool {
+        self.waiting.contains(&source) || self.later.contains(&source)
+    }
+
+    /// Leaves it to whoever withdraws it, if nobody has begun it.
+    fn withdraw(&mut self, source: Source) {
+        for waiting in [&mut self.waiting, &mut self.later] {
+            waiting.retain(|waiting| *waiting != source);
+        }
     }
 
     fn begin(&mut self) -> Option<Source> {
-        let source = self.waiting.pop_front().filter(|_| !self.closed)?;
+        let next = self.waiting.pop_front().or_else(|| self.later.pop_front());
+        let source = next.filter(|_| !self.closed)?;
         self.made.insert(source, None);
         Some(source)
     }
@@ -142,11 +156,20 @@ impl CompileQueue {
 
     /// Sees to it that a kernel is made, after those that were ordered before.
     pub(crate) fn order(&self, source: Source) {
+        self.place(source, |orders| &mut orders.waiting);
+    }
+
+    /// Sees to it that a kernel is made once nothing else is to be.
+    pub(crate) fn order_last(&self, source: Source) {
+        self.place(source, |orders| &mut orders.later);
+    }
+
+    fn place(&self, source: Source, of: impl FnOnce(&mut Orders) -> &mut VecDeque<Source>) {
         let mut orders = self.shelf.lock();
-        if orders.made.contains_key(&source) || orders.waiting.contains(&source) {
+        if orders.made.contains_key(&source) || orders.is_waiting(source) {
             return;
         }
-        orders.waiting.push_back(source);
+        of(&mut orders).push_back(source);
         if orders.busy == self.benches {
             return;
         }
@@ -160,7 +183,7 @@ impl CompileQueue {
                 threads.push(thread);
             }
             // If no thread could be spawned, kernels are compiled at first use.
-            Err(_) if orders.busy == 0 => orders.waiting.clear(),
+            Err(_) if orders.busy == 0 => (orders.waiting, orders.later) = Default::default(),
             Err(_) => {}
         }
     }
@@ -189,7 +212,7 @@ impl CompileQueue {
     /// The code of a kernel. Who needs one that nobody has begun makes it, however many were ordered before.
     pub(crate) fn take(&self, source: Source) -> Result<Vec<u8>, String> {
         let mut orders = self.shelf.lock();
-        orders.waiting.retain(|waiting| *waiting != source);
+        orders.withdraw(source);
         let made = self.shelf.news.wait_while(orders, |orders| orders.is_open(source));
         let found = made.unwrap_or_else(PoisonError::into_inner).made.remove(&source).flatten();
         found.unwrap_or_else(|| (self.make)(source))
@@ -306,6 +329,19 @@ mod tests {
         drop(go);
         while queue.wait(Duration::from_secs(60)) {}
         assert_eq!(*begun.lock().unwrap(), [0, EASY, 1, 2, 3].map(special));
+    }
+
+    #[test]
+    fn what_may_come_last_does_but_nobody_waits_for_others_before_it() {
+        let (queue, go, begun) = gated(1);
+        queue.order(special(0));
+        until(&begun, 1);
+        [1, EASY, 2].iter().for_each(|size| queue.order_last(special(*size)));
+        [3, 4].iter().for_each(|size| queue.order(special(*size)));
+        assert_eq!(queue.take(special(EASY)), Ok(Vec::new()));
+        drop(go);
+        while queue.wait(Duration::from_secs(60)) {}
+        assert_eq!(*begun.lock().unwrap(), [0, EASY, 3, 4, 1, 2].map(special));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::options::{AttentionBackend, WholeSteps};
 use crate::runtime::device::Device;
 use crate::weights::Weights;
 use crate::whole_step;
-use kernels::ops::{Activation, ExpectedAttention};
+use kernels::ops::{Activation, ExpectedAttention, KvDType};
 
 impl CudaBackend {
     /// For products of few rows with the matrix that came last.
@@ -39,6 +39,12 @@ impl CudaBackend {
         let ExpectedAttention { heads, compute, cache, block_size, shared, scores, .. } = expected;
         let types = AttentionTypes { rows: compute, cache };
         let dims = HeadDims { dim: heads.dim, v_dim: heads.v_dim };
+        if shared {
+            self.device.order_for(Need::LatentAttention);
+        }
+        if cache == KvDType::E4m3 {
+            self.device.order_for(Need::NarrowCache);
+        }
         if shared && compute.size() == 2 {
             order(&self.device, head_matmul_mma::specials(compute));
         }
@@ -68,6 +74,7 @@ impl CudaBackend {
     /// For sums over ranks, which are loaded when these meet.
     fn order_for_ranks(&self) {
         if self.ranks.is_some() {
+            self.device.order_for(Need::Ranks);
             peers::specials().for_each(|special| self.device.order(special));
         }
     }

@@ -17,20 +17,25 @@ pub(crate) struct Source {
 
 /// Files that take the longest to compile, these first: 1 to 3 s of a core, where most others take a few tenths. What
 /// is begun first ends while the short ones are compiled.
-const LONG: [&str; 12] = [
-    "norm",
+const LONG: [&str; 14] = [
     "expert_lora",
-    "rope_and_cache",
     "lora",
-    "attention",
     "delta_rule",
     "sample_cut",
+    "add_norm",
+    "norm",
+    "attention",
+    "rope_and_cache",
+    "rope_and_cache_narrow",
     "saved",
     "sample",
     "causal_conv",
     "prepare_input",
     "expert_matmul",
 ];
+
+/// Files that most starts run without, and that take long: they are compiled last, and only who needs one waits for it.
+const SELDOM: [&str; 4] = ["attention", "matmul", "norm_add_norm", "two_norms"];
 
 impl PartialEq for Source {
     fn eq(&self, other: &Self) -> bool {
@@ -52,21 +57,32 @@ pub(crate) enum Need {
     Adapters,
     Experts,
     LatentAttention,
+    NarrowCache,
     PackedWeights,
+    Ranks,
     RecurrentStates,
 }
 
 impl Need {
-    const ALL: [Self; 5] =
-        [Self::Adapters, Self::Experts, Self::LatentAttention, Self::PackedWeights, Self::RecurrentStates];
+    const ALL: [Self; 7] = [
+        Self::Adapters,
+        Self::Experts,
+        Self::LatentAttention,
+        Self::NarrowCache,
+        Self::PackedWeights,
+        Self::Ranks,
+        Self::RecurrentStates,
+    ];
 
     /// The files, the longest first.
     const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Adapters => &["expert_lora", "lora", "saved"],
-            Self::Experts => &["expert_matmul", "expert_matmul_packed_plain"],
-            Self::LatentAttention => &["latent_expand"],
+            Self::Experts => &["expert_matmul", "expert_matmul_packed_plain", "route", "combine"],
+            Self::LatentAttention => &["latent_expand", "head_matmul"],
+            Self::NarrowCache => &["rope_and_cache_narrow"],
             Self::PackedWeights => &["prepare_input", "matmul_packed_plain", "unpack"],
+            Self::Ranks => &["ranks"],
             Self::RecurrentStates => &["delta_rule", "causal_conv", "gated_norm", "selective_scan"],
         }
     }
@@ -92,6 +108,11 @@ impl Source {
     pub(crate) fn title(&self) -> String {
         let options = self.special.map(|special| special.options()).unwrap_or_default();
         std::iter::once(self.name.to_owned()).chain(options).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Whether most starts run without it.
+    pub(crate) fn is_seldom(&self) -> bool {
+        SELDOM.contains(&self.name)
     }
 
     /// When it is compiled, of several: as a key to sort by.
@@ -120,6 +141,7 @@ macro_rules! sources {
 pub(crate) const KERNELS: &[Source] = sources! {
     "activate" in "layers"
     "add" in "layers"
+    "add_norm" in "fusion"
     "add_positions" in "layers"
     "attention" in "attention"
     "cast" in "runtime"
@@ -144,13 +166,15 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "matmul_packed_plain" in "gemm"
     "noise" in "weights"
     "norm" in "layers"
+    "norm_add_norm" in "fusion"
     "pack" in "weights"
     "place" in "runtime"
     "prepare_input" in "gemm"
     "ranks" in "comm"
     "rope_and_cache" in "attention"
+    "rope_and_cache_narrow" in "attention"
     "route" in "moe"
-    "rows_alone" in "attention"
+    "rows_alone" in "runtime"
     "sample" in "sampling"
     "sample_cut" in "sampling"
     "sample_masks" in "sampling"
@@ -160,6 +184,7 @@ pub(crate) const KERNELS: &[Source] = sources! {
     "scale" in "layers"
     "selective_scan" in "recurrent"
     "soft_cap" in "layers"
+    "two_norms" in "fusion"
     "unpack" in "weights"
 };
 
@@ -260,6 +285,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("quire.cuh", include_str!("../../csrc/include/quire.cuh")),
     ("recurrent.cuh", include_str!("../../csrc/recurrent/recurrent.cuh")),
     ("ring.cuh", include_str!("../../csrc/decode/ring.cuh")),
+    ("rope.cuh", include_str!("../../csrc/include/rope.cuh")),
     ("sample.cuh", include_str!("../../csrc/sampling/sample.cuh")),
     ("sample_rank.cuh", include_str!("../../csrc/sampling/sample_rank.cuh")),
     ("scan.cuh", include_str!("../../csrc/recurrent/scan.cuh")),
@@ -302,6 +328,11 @@ mod tests {
         let later: usize = Need::ALL.iter().map(|need| need.sources().count()).sum();
         assert_eq!(later, Need::ALL.iter().map(|need| need.files().len()).sum::<usize>());
         assert_eq!(first().len() + later, KERNELS.len());
+    }
+
+    #[test]
+    fn what_starts_do_without_seldom_is_of_the_first() {
+        assert_eq!(first().iter().filter(|source| source.is_seldom()).count(), SELDOM.len());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Launches `kernels/cuda/csrc/layers/norm.cu`.
+//! Launches `kernels/cuda/csrc/layers/norm.cu`, and norms with what is fused with them: `two_norms.cu`, `add_norm.cu`
+//! and `norm_add_norm.cu` of `kernels/cuda/csrc/fusion`.
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -48,14 +49,15 @@ pub(crate) fn norm(device: &mut Device, x: View, params: Params, out: View) {
 /// Two norms of the same rows, which are f32, to one type; they differ in weights and biases alone.
 pub(crate) fn two_norms(device: &mut Device, first: Norm, second: Norm) {
     let (Norm { x, params, out }, other) = (first, second.out);
-    let name = Name::in_file("norm", by_width(x.width, "two_norms", "two_norms_wide"), &[x.dtype, out.dtype]);
+    let name = Name::in_file("two_norms", by_width(x.width, "two_norms", "two_norms_wide"), &[x.dtype, out.dtype]);
     let shape = shape(x.rows, x.width);
     device.launch_early(name, shape, args![x.ptr, params, second.params, out.ptr, other.ptr, x.width as u32]);
 }
 
 /// The residual is f32.
 pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params: Params, out: View) {
-    let name = Name::in_file("norm", by_width(residual.width, "add_norm", "add_norm_wide"), &[delta.dtype, out.dtype]);
+    let function = by_width(residual.width, "add_norm", "add_norm_wide");
+    let name = Name::in_file("add_norm", function, &[delta.dtype, out.dtype]);
     let shape = shape(residual.rows, residual.width);
     device.launch_early(name, shape, args![residual.ptr, delta.ptr, params, out.ptr, residual.width as u32]);
 }
@@ -64,7 +66,7 @@ pub(crate) fn add_norm(device: &mut Device, residual: View, delta: View, params:
 pub(crate) fn norm_add_norm(device: &mut Device, first: Params, sum: AddNorm) {
     let AddNorm { residual, delta, params, out } = sum;
     let function = by_width(residual.width, "norm_add_norm", "norm_add_norm_wide");
-    let name = Name::in_file("norm", function, &[delta.dtype, out.dtype]);
+    let name = Name::in_file("norm_add_norm", function, &[delta.dtype, out.dtype]);
     let shape = shape(residual.rows, residual.width);
     device.launch_early(name, shape, args![residual.ptr, delta.ptr, first, params, out.ptr, residual.width as u32]);
 }

@@ -46,7 +46,7 @@ pub(crate) struct Device {
     profile: Option<Profile>,
     /// What the host waited for, until somebody asks.
     waits: Vec<Wait>,
-    /// Kernels that every start has, and that were to be compiled.
+    /// Kernels that nearly every start has, and that were to be compiled.
     first: Vec<Source>,
 }
 
@@ -62,14 +62,13 @@ struct Capturing {
 }
 
 impl Device {
-    /// Opens a GPU and loads those of its first kernels that are cached; several starts may share the cache. The others
-    /// are compiled from here on, and loaded when they are needed, or by [`Self::load_first`].
+    /// Loads those of a GPU's first kernels that are cached; several starts may share the cache. The others are compiled
+    /// from here on, and loaded when they are needed, or by [`Self::load_first`].
     pub(crate) fn open(
-        ordinal: u32,
+        context: Arc<Context>,
         folders: &Folders,
         cache: Option<&Path>,
     ) -> Result<(Self, FirstKernels), OpenError> {
-        let context = Context::open(ordinal)?;
         let compiler = Compiler::new(folders, cache);
         let (cached, missing) = compiler.first(context.arch).map_err(OpenError::Kernel)?;
         let unkept = if missing.is_empty() { None } else { compiler.cannot_keep() };
@@ -81,7 +80,9 @@ impl Device {
             modules.insert(file.name, module);
         }
         let compile_queue = CompileQueue::new(compiler, context.arch);
+        let (seldom, missing): (Vec<_>, Vec<_>) = missing.into_iter().partition(Source::is_seldom);
         missing.iter().for_each(|source| compile_queue.order(*source));
+        seldom.into_iter().for_each(|source| compile_queue.order_last(source));
         let device = Self {
             context,
             modules,

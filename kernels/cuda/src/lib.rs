@@ -38,6 +38,7 @@ pub use options::{
     WholeSteps,
 };
 pub use runtime::arch::Arch;
+pub use runtime::joined::Joined;
 pub use runtime::libraries::{Folders, Surroundings};
 
 use attention::Attention;
@@ -60,7 +61,7 @@ use moe::experts;
 use moe::routing::{Choices, ExpertStorage};
 use recurrent::selective_scan::Scans;
 use runtime::activations::{ActivationBuffers, View};
-use runtime::context::Memory;
+use runtime::context::{Context, Memory};
 use runtime::device::Device;
 use runtime::{batch, context};
 use weights::{Staging, Weights, noise};
@@ -140,8 +141,10 @@ impl CudaBackend {
         let cache = options.kernel_cache.as_deref();
         let nccl = options.ranks.map(|ranks| Nccl::open(&options.folders).map(|nccl| (nccl, ranks)));
         let nccl = nccl.transpose().map_err(OpenError::Library)?;
-        let (mut device, first) = Device::open(options.ordinal, &options.folders, cache)?;
-        let blas = Blas::open(&options.folders, &mut device)?;
+        let context = Context::open(options.ordinal)?;
+        let blas = Blas::start(&options.folders, &context)?;
+        let (mut device, first) = Device::open(context, &options.folders, cache)?;
+        let blas = blas.open(&mut device)?;
         let matmul = Matmul::new(blas, TacticCache::new(&device.context, cache, options.gemms));
         let attention = Attention::new(options.attention, options.cascade);
         let captures = Captures::new(attention.cascades());

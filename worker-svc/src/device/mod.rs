@@ -30,6 +30,8 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     if args.device == Device::Cpu {
         return cpu(args);
     }
+    let options = args.cuda_options();
+    let _libraries = options.folders.open_ahead();
     let gpus = kernels_cuda::gpus();
     // Every rank sees the same GPUs, so that all of them decide alike.
     if let Ok(gpus) = gpus {
@@ -37,7 +39,7 @@ pub(crate) fn open(args: &Args) -> anyhow::Result<Opened> {
     }
     // A rank alone on the CPU could not work with others on GPUs.
     let must = args.device == Device::Cuda || (args.group.world_size() > 1 && gpus.is_ok());
-    match gpus.and_then(|_| gpu(&args.cuda_options())) {
+    match gpus.and_then(|_| gpu(&options)) {
         Ok(backend) => {
             let compilations = backend.compilations();
             Ok(Opened { backend: Box::new(backend), kind: DeviceKind::Cuda, compilations })

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use crate::error::OpenError;
@@ -15,8 +16,9 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::runtime::context::{Context, Memory};
+use crate::runtime::context::{Context, Memory, explain};
 use crate::runtime::device::Device;
+use crate::runtime::joined::Joined;
 use crate::runtime::libraries::Folders;
 use kernels::ops::{DType, Epilogue, WaitFor};
 
@@ -84,6 +86,54 @@ pub(crate) struct Blas {
     workspace: Memory,
     /// Absent: cuBLASLt has no algorithm for it.
     plans: HashMap<Key, Option<(Plan, Algorithm)>>,
+    /// Has it make its first choice, which takes long, and for which all others wait.
+    first_choice: Option<Joined>,
+}
+
+/// cuBLASLt on its way, on a thread of its own: a start has other things to do meanwhile.
+pub(crate) struct Starting {
+    created: Receiver<Result<Handle, OpenError>>,
+    thread: Joined,
+}
+
+/// Of the library on one device.
+#[derive(Clone, Copy)]
+struct Handle(sys::cublasLtHandle_t);
+
+// SAFETY: any thread may use the handle, one at a time; see `Blas::settle`.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    fn create(folders: &Folders, context: &Context) -> Result<Self, OpenError> {
+        folders.open_cublaslt().map_err(OpenError::Library)?;
+        let failed = |reason: String| OpenError::Library(format!("cuBLASLt does not start: {reason}"));
+        context.bind().map_err(|error| failed(explain(error)))?;
+        result::create_handle().map(Self).map_err(|error| failed(error.to_string()))
+    }
+
+    /// Has the library choose, and check what it has chosen; any product will do.
+    fn choose_once(self) {
+        let [rows, n, k] = [1024, 4096, 4096];
+        let dtype = DType::Bf16;
+        let key = Key { rows, n, k, input: dtype, output: dtype, bias: false, epilogue: Epilogue::Store };
+        if let Ok(plan) = Plan::new(key) {
+            let chosen = plan.algorithms(self.0, 1);
+            let _ = chosen.iter().all(|algorithm| plan.allows(self.0, algorithm));
+        }
+    }
+}
+
+impl Starting {
+    /// Waits for it.
+    pub(crate) fn open(self, device: &mut Device) -> Result<Blas, OpenError> {
+        let gone = || OpenError::Library("cuBLASLt does not start: its thread is gone".to_owned());
+        let Handle(handle) = self.created.recv().map_err(|_| gone())??;
+        let first_choice = Some(self.thread);
+        match device.allocate(WORKSPACE, "cuBLASLt's workspace") {
+            Some(workspace) => Ok(Blas { handle, workspace, plans: HashMap::new(), first_choice }),
+            None => Err(OpenError::Device(device.fault().unwrap_or_default().to_owned())),
+        }
+    }
 }
 
 /// A product's descriptors.
@@ -95,14 +145,28 @@ struct Plan {
 }
 
 impl Blas {
-    pub(crate) fn open(folders: &Folders, device: &mut Device) -> Result<Self, OpenError> {
-        folders.open_cublaslt().map_err(OpenError::Library)?;
-        let failed = |error| OpenError::Library(format!("cuBLASLt does not start: {error}"));
-        let handle = result::create_handle().map_err(failed)?;
-        match device.allocate(WORKSPACE, "cuBLASLt's workspace") {
-            Some(workspace) => Ok(Self { handle, workspace, plans: HashMap::new() }),
-            None => Err(OpenError::Device(device.fault().unwrap_or_default().to_owned())),
-        }
+    /// Begins to start it.
+    pub(crate) fn start(folders: &Folders, context: &Arc<Context>) -> Result<Starting, OpenError> {
+        let (folders, context) = (folders.clone(), context.clone());
+        let (sender, created) = channel();
+        let start = move || {
+            let created = Handle::create(&folders, &context);
+            let handle = created.as_ref().ok().copied();
+            // Who gave up opening the device takes no first choice.
+            if sender.send(created).is_ok()
+                && let Some(handle) = handle
+            {
+                handle.choose_once();
+            }
+        };
+        let no_thread = |error| OpenError::Library(format!("no thread to start cuBLASLt: {error}"));
+        let thread = Joined::spawn("cublaslt", start).map_err(no_thread)?;
+        Ok(Starting { created, thread })
+    }
+
+    /// Waits until nobody else uses the handle any more.
+    fn settle(&mut self) {
+        self.first_choice = None;
     }
 
     /// Memory whose content does not matter between products.
@@ -118,6 +182,7 @@ impl Blas {
                 self.plans.clear();
             }
             let start = Instant::now();
+            self.settle();
             let plan = Plan::new(key).ok().and_then(|plan| {
                 let possible = wanted.filter(|algorithm| plan.allows(self.handle, algorithm));
                 let algorithm = possible.or_else(|| plan.algorithms(self.handle, 1).into_iter().next())?;
@@ -151,7 +216,8 @@ impl Blas {
     }
 
     /// Algorithms for a product, `most` of them at most, the one that cuBLASLt takes for the best first.
-    pub(crate) fn candidates(&self, key: Key, most: usize) -> Option<Candidates> {
+    pub(crate) fn candidates(&mut self, key: Key, most: usize) -> Option<Candidates> {
+        self.settle();
         let plan = Plan::new(key).ok()?;
         let algorithms = plan.algorithms(self.handle, most);
         Some(Candidates { plan, key, algorithms })
@@ -182,8 +248,9 @@ pub(crate) struct Candidates {
 
 impl Drop for Blas {
     fn drop(&mut self) {
+        self.settle();
         self.plans.clear();
-        // SAFETY: made in `open`; the plans are gone.
+        // SAFETY: made by `Handle::create`; the plans are gone.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }

@@ -62,8 +62,8 @@ struct Capturing {
 }
 
 impl Device {
-    /// Loads those of a GPU's first kernels that are cached; several starts may share the cache. The others are compiled
-    /// from here on, and loaded when they are needed, or by [`Self::load_first`].
+    /// Loads those of a GPU's first kernels that are cached; several starts may share the cache. The others are
+    /// compiled from here on, and loaded when they are needed, or by [`Self::load_first`].
     pub(crate) fn open(
         context: Arc<Context>,
         folders: &Folders,

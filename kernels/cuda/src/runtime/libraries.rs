@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::OpenError;
+use crate::runtime::joined::Joined;
 use cudarc::{cublaslt, driver, nvrtc};
 
 /// Folders to search before the system's, in order.
@@ -96,6 +97,17 @@ impl Folders {
             }
         });
         Self(folders)
+    }
+
+    /// Begins to open what a GPU will be used with, where there is a driver: that takes longer than the driver needs to
+    /// start. What cannot be opened is told by who needs it.
+    pub fn open_ahead(&self) -> Option<Joined> {
+        let folders = self.clone();
+        let open = move || {
+            let _ = folders.open_cublaslt();
+            let _ = folders.open_nvrtc();
+        };
+        open_driver().ok().and_then(|()| Joined::spawn("libraries", open).ok())
     }
 
     /// Makes NVRTC usable, or says why not.

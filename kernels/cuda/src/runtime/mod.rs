@@ -7,6 +7,7 @@ pub(crate) mod batch;
 pub(crate) mod context;
 pub(crate) mod device;
 pub(crate) mod handles;
+pub(crate) mod joined;
 pub(crate) mod libraries;
 pub(crate) mod limits;
 pub(crate) mod profile;

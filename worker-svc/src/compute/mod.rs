@@ -217,11 +217,17 @@ impl Working<'_> {
         }
     }
 
-    /// Rehearses first steps, once: who says that the group has formed answers at once. A worker alone does: what
-    /// several ranks capture and load beside each other in a rehearsal has not been seen to stay in step.
+    /// Rehearses first steps, once: who says that the group has formed answers at once. All ranks do, beside each
+    /// other; stages of a pipeline do not.
     fn rehearse(&mut self, form: &FormGroup, group: &mut dyn Collective) -> Result<(), StepError> {
-        let is_alone = self.offer.stages <= 1 && group.world_size() == 1;
-        let Some(started) = self.unrehearsed.take().filter(|_| is_alone) else { return Ok(()) };
+        if self.offer.stages > 1 {
+            return Ok(());
+        }
+        let started = self.unrehearsed.take();
+        // Together or not at all: one that did so in another group would keep the others waiting.
+        let told = group.exchange(&[u8::from(started.is_some())]);
+        let told = told.map_err(|error| StepError::GroupLost(error.to_string()))?;
+        let Some(started) = started.filter(|_| told.iter().all(|each| *each == [1])) else { return Ok(()) };
         let room = Room {
             max_rows: self.args.load_options().max_rows,
             max_len: self.model.spec.context_len,

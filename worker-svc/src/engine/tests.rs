@@ -1,7 +1,7 @@
 //! Plans that run ahead give the same results as plans in order, and captured steps the same as steps that are launched
 //! kernel by kernel. `QUIRE_TEST_DEVICE=cuda` computes on a GPU; only a GPU captures graphs.
 
-use collectives::Solo;
+use collectives::{Collective, Solo};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::ops::Backend;
 use kernels_cuda::CudaBackend;
@@ -16,17 +16,25 @@ use crate::{
 };
 
 mod jump;
+mod ranks;
 
 const BLOCKS: u32 = 64;
 const LOGIT_ROWS: usize = 8;
 
+/// Room of a rehearsal.
+const ROOM: Room = Room { max_rows: 256, max_len: 300, block_size: 16, num_blocks: BLOCKS as usize, tables: 1 };
+
 fn model() -> Box<dyn Runner> {
+    model_at(Placement::WHOLE)
+}
+
+fn model_at(placement: Placement) -> Box<dyn Runner> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
     let options = LoadOptions {
         dtype: None,
         kv_cache_dtype: None,
         states: StateOptions::default(),
-        placement: Placement::WHOLE,
+        placement,
         head: NetworkHead::Stored,
         format: LoadFormat::Auto,
         quantization: None,
@@ -53,14 +61,13 @@ fn backend() -> Box<dyn Backend> {
 }
 
 fn engine<'m>(model: &'m mut dyn Runner, graphs: &'m mut GraphCapture) -> Engine<'m> {
+    engine_of(model, graphs, Box::new(Solo))
+}
+
+fn engine_of<'m>(model: &'m mut dyn Runner, graphs: &'m mut GraphCapture, group: Box<dyn Collective>) -> Engine<'m> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/zoo/llama");
     let slots = Slots::new(8, BLOCKS, 1, vec![2]).guided_by(Grammars::start(folder.into(), vec![2]).unwrap());
-    Engine::new(
-        OnDevice { runner: model, graphs },
-        slots,
-        Box::new(Solo),
-        Options { threads: 1, max_logit_rows: LOGIT_ROWS },
-    )
+    Engine::new(OnDevice { runner: model, graphs }, slots, group, Options { threads: 1, max_logit_rows: LOGIT_ROWS })
 }
 
 fn sequence(slot: u32, prompt: &[u32], sampling: Sampling) -> NewSequence {
@@ -104,8 +111,7 @@ fn results(plans: &[StepPlan], ahead: bool, capture: Capture) -> Vec<StepResult>
     let (mut model, mut graphs) = (model(), GraphCapture::new(capture == Capture::Never));
     if capture == Capture::Rehearsed {
         model.set_slots(8);
-        let room = Room { max_rows: 256, max_len: 300, block_size: 16, num_blocks: BLOCKS as usize, tables: 1 };
-        rehearsal::run_steps(&mut *model, &mut graphs, &mut Solo, room).unwrap();
+        rehearsal::run_steps(&mut *model, &mut graphs, &mut Solo, ROOM).unwrap();
         model.load_ahead(Duration::from_secs(60));
     }
     let mut engine = engine(&mut *model, &mut graphs);

@@ -39,7 +39,8 @@ fn load_ahead(start: Duration) -> Duration {
 }
 
 /// Runs the steps on a device that gains by it; the worker's start began at `started`. No sequence may be there yet:
-/// caches and slots are written to. Several ranks would all have to call it, with the same room.
+/// caches and slots are written to. All ranks of a group call it, with the same room: they run the same steps in the
+/// same order, capture none that has not run, and load ahead what takes no other rank.
 pub(crate) fn rehearse(
     runner: &mut dyn Runner,
     graphs: &mut GraphCapture,

@@ -14,7 +14,7 @@ use proto::{ModelInfo, PoolingInfo, ServedAdapter};
 use crate::{config::Config, defaults::Defaults, engine::peers::Peers, error::ApiError, openai::params::Limits};
 
 /// Between two questions to a process that does not know its model yet.
-const RETRY: Duration = Duration::from_millis(20);
+const RETRY: Duration = Duration::from_millis(5);
 
 /// The model's facts, learned once it is loaded and kept.
 pub struct Model {

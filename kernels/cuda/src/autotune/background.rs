@@ -127,6 +127,8 @@ pub(crate) struct BackgroundTuner {
     sites: Vec<(GemmProblem, CallSite)>,
     queue: TuningQueue,
     trial: Option<(Task, Box<Trial>)>,
+    /// What is left to be done once so that its code is there, the next one last.
+    unloaded: Vec<Task>,
 }
 
 impl BackgroundTuner {
@@ -162,11 +164,15 @@ impl CudaBackend {
         self.device.bind();
         self.flush();
         self.matmul.tactics.was_idle(Instant::now());
-        self.device.grant() || self.choose_whole_step() || self.measure_some() || self.device.await_orders()
+        self.device.grant()
+            || self.load_some()
+            || self.choose_whole_step()
+            || self.measure_some()
+            || self.device.await_orders()
     }
 
     /// Does every product of steps so far once with each number of rows, as it would be done now: its code is there
-    /// then, and a library has chosen. Ends after `most`; whether that was all.
+    /// then, and a library has chosen. Ends after `most`, and goes on in idle time; whether that was all.
     pub(crate) fn load_products(&mut self, most: Duration) -> bool {
         if self.device.is_capturing() || self.device.is_profiled() || self.device.fault().is_some() {
             return false;
@@ -177,24 +183,29 @@ impl CudaBackend {
         self.device.bind();
         self.flush();
         let start = Instant::now();
-        self.matmul.tactics.begin(false);
-        let mut left = self.tuner.queue.coarse_to_fine();
-        while start.elapsed() < most
-            && let Some(task) = left.pop()
-        {
-            self.with_product(task, |matmul, device, product, gate| {
-                let mut specials = matmul.specials(device, &product, gate).into_iter();
-                // One that is always done by a kernel would wait for its compilation.
-                if !matmul.is_small(device, &product) || specials.all(|special| device.is_compiled(special, NOW)) {
-                    matmul.run_kind(device, product, gate);
-                    device.synchronize();
-                }
-            });
-        }
-        // No step has asked for them, and idle time may follow.
-        self.matmul.tactics.forget_asked();
+        self.tuner.unloaded = self.tuner.queue.coarse_to_fine();
+        while start.elapsed() < most && self.load_some() {}
+        // Idle time may follow.
         self.matmul.tactics.was_idle(Instant::now());
-        left.is_empty()
+        self.tuner.unloaded.is_empty()
+    }
+
+    /// Does the next product once that is left of those; whether there was one.
+    fn load_some(&mut self) -> bool {
+        let Some(task) = self.tuner.unloaded.pop() else { return false };
+        // No step asks for it.
+        let asked = self.matmul.tactics.asked();
+        self.matmul.tactics.begin(false);
+        self.with_product(task, |matmul, device, product, gate| {
+            let mut specials = matmul.specials(device, &product, gate).into_iter();
+            // One that is always done by a kernel would wait for its compilation.
+            if !matmul.is_small(device, &product) || specials.all(|special| device.is_compiled(special, NOW)) {
+                matmul.run_kind(device, product, gate);
+                device.synchronize();
+            }
+        });
+        self.matmul.tactics.restore_asked(asked);
+        true
     }
 
     /// Whether the tactics of products of `rows` rows are known, or will not be found out while the worker is idle.

@@ -127,6 +127,12 @@ pub(crate) struct TacticCache {
     rest_until: Option<Instant>,
 }
 
+/// Kinds that steps have asked for in vain.
+pub(crate) struct Asked {
+    missing: HashMap<GemmProblem, u64>,
+    wanted: Vec<GemmProblem>,
+}
+
 impl TacticCache {
     /// How many times as long as steps measured they go on without measuring: a server that is always busy gives a
     /// fiftieth of its time to it.
@@ -193,10 +199,14 @@ impl TacticCache {
         self.rest_until = self.rest_until.max(now.checked_add(Self::BUSY));
     }
 
-    /// Problems that were asked for so far were asked for by no step.
-    pub(crate) fn forget_asked(&mut self) {
-        self.missing.clear();
-        self.wanted.clear();
+    /// What steps have asked for in vain so far.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked { missing: self.missing.clone(), wanted: self.wanted.clone() }
+    }
+
+    /// What was asked for since was asked for by no step.
+    pub(crate) fn restore_asked(&mut self, Asked { missing, wanted }: Asked) {
+        (self.missing, self.wanted) = (missing, wanted);
     }
 
     /// A product was held up for so long, until now, to measure its problem.
@@ -402,8 +412,6 @@ mod tests {
         // Nobody waits for a dummy run.
         tactics.begin(true);
         assert!(!tactics.is_enough(TacticCache::BUSY));
-        tactics.forget_asked();
-        assert_eq!(tactics.take_wanted(), []);
     }
 
     #[test]
@@ -413,6 +421,12 @@ mod tests {
         assert_eq!([64, 60, 64].map(|rows| tactics.get(problem(rows, false))), [None; 3]);
         assert_eq!(tactics.take_wanted(), [problem(64, false)]);
         assert_eq!((tactics.get(problem(64, false)), tactics.take_wanted()), (None, vec![]));
+        // What is done ahead of steps is wanted by none; what they have asked for stays.
+        tactics.get(problem(96, false));
+        let asked = tactics.asked();
+        tactics.get(problem(128, false));
+        tactics.restore_asked(asked);
+        assert_eq!(tactics.take_wanted(), [problem(96, false)]);
         // The step that asked first does not wait for it; the next one would, and one that is nobody's.
         assert!(!tactics.are_due(problem(64, false), now));
         tactics.begin(false);

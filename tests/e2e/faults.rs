@@ -188,10 +188,17 @@ async fn a_start_compiles_what_its_model_is_made_of() -> anyhow::Result<()> {
                 false => ensure!(!compiled(kernel), "{kernel}"),
             }
         }
-        for kernel in ["causal_conv", "delta_rule", "expert_matmul", "prepare_input", "ranks_sum", "unpack"] {
+        for kernel in ["causal_conv", "combine", "delta_rule", "expert_matmul", "head_matmul", "prepare_input"] {
             ensure!(!compiled(kernel), "{kernel}");
         }
-        ensure!(["norm", "sample"].iter().all(|kernel| compiled(kernel)), "{}", server.log());
+        for kernel in ["ranks", "ranks_sum", "rope_and_cache_narrow", "route", "unpack"] {
+            ensure!(!compiled(kernel), "{kernel}");
+        }
+        ensure!(
+            ["add_norm", "norm", "rope_and_cache", "sample"].iter().all(|kernel| compiled(kernel)),
+            "{}",
+            server.log()
+        );
     }
     Ok(())
 }

@@ -95,7 +95,7 @@ struct Bench {
 }
 
 /// What is measured, by the name that asks for it.
-const PARTS: [(&str, Part); 16] = [
+const PARTS: [(&str, Part); 17] = [
     ("products", Bench::products),
     ("decode", |bench, model| bench.decode(model, KvDType::Float(DType::Bf16))),
     ("decode-fp8", |bench, model| bench.decode(model, KvDType::E4m3)),
@@ -111,6 +111,7 @@ const PARTS: [(&str, Part); 16] = [
     ("long-decode", Bench::long_decode),
     ("many", Bench::many),
     ("packed", Bench::packed),
+    ("codes", Bench::codes),
     ("packed-layer", Bench::packed_layer),
 ];
 type Part = fn(&mut Bench, &Model);

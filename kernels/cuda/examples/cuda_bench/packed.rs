@@ -62,6 +62,17 @@ pub(super) const INT4: GroupedFormat = GroupedFormat {
 
 impl Bench {
     pub(super) fn packed(&mut self, model: &Model) {
+        self.products_of(model, &FORMATS, &ROWS);
+    }
+
+    /// Products of 8-bit codes by codes, for all decode steps' rows, and with codes in blocks.
+    pub(super) fn codes(&mut self, model: &Model) {
+        let formats = FORMATS.into_iter().filter(|(name, _)| ["int8 by int8", "e4m3 by e4m3"].contains(name));
+        let formats: Vec<_> = formats.chain([("e4m3 blocks", Stored::E4m3Blocks(InputRounding::None))]).collect();
+        self.products_of(model, &formats, &[16, 32, 64, 96, 128, 192, 256, 512, 2048, 8192]);
+    }
+
+    fn products_of(&mut self, model: &Model, formats: &[(&str, Stored)], of_rows: &[usize]) {
         let Model { hidden, heads, inner, .. } = *model;
         let qkv = (heads.q + 2 * heads.kv) * heads.dim;
         let shapes = [
@@ -70,12 +81,12 @@ impl Bench {
             ("gate_up", [2 * inner, hidden], DType::Bf16),
             ("down", [hidden, inner], DType::F32),
         ];
-        for (format_name, format) in FORMATS {
+        for &(format_name, format) in formats {
             for (name, [n, k], output) in shapes {
                 let bytes = n * k * format.bits() / 8;
                 let copies = (ROTATION / bytes).clamp(2, 64);
                 let weights: Vec<Matrix> = (0..copies).map(|_| self.stored_matrix(format, [n, k])).collect();
-                for rows in ROWS {
+                for &rows in of_rows {
                     let (x, out) = (self.act(rows, k), self.backend.new_rounded_act(rows, n, output));
                     self.begin(&vec![(0, 1); rows]);
                     let leads = if rows > 256 { 0 } else { LEADS };

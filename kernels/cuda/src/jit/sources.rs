@@ -18,6 +18,7 @@ pub(crate) struct Source {
 /// Files that take the longest to compile, these first: 1 to 3 s of a core, where most others take a few tenths. What
 /// is begun first ends while the short ones are compiled.
 const LONG: [&str; 14] = [
+    "rope_and_cache_narrow",
     "expert_lora",
     "lora",
     "delta_rule",
@@ -26,7 +27,6 @@ const LONG: [&str; 14] = [
     "norm",
     "attention",
     "rope_and_cache",
-    "rope_and_cache_narrow",
     "saved",
     "sample",
     "causal_conv",

@@ -15,7 +15,6 @@ mod simd;
 
 pub use runtime::isa::Isa;
 pub use runtime::memory::{MachineMemory, machine_memory};
-pub use runtime::pool::Pool;
 
 use crate::ops::{
     self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, HeadScales, Heads,
@@ -27,6 +26,7 @@ use crate::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use gemm::{Product, Rows};
 use layers::head_matmul::HeadView;
 use runtime::activations::ActivationBuffers;
+use runtime::pool::Pool;
 
 /// How to build a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

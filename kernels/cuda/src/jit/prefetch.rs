@@ -83,7 +83,6 @@ impl CudaBackend {
     pub(crate) fn await_first(&mut self) {
         const MOST: Duration = Duration::from_secs(10);
         self.device.bind();
-        self.staging.release(&mut self.device);
         self.device.load_first();
         let start = Instant::now();
         for special in std::mem::take(&mut self.first_needed) {

@@ -1,11 +1,11 @@
-//! Weights on the device, and how they get there: through pinned memory, the next piece read by several threads while
-//! the last one is copied.
+//! Weights on the device, and how they get there: through pinned memory, the next piece read while the last one is
+//! copied.
 
 pub(crate) mod noise;
 pub(crate) mod packed;
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -13,20 +13,15 @@ use crate::runtime::activations::{Elements, cast};
 use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::Device;
 use crate::weights::packed::Packed;
-use kernels::cpu::Pool;
 use kernels::ops::{DType, HostMatrix, StackedShape, WeightFormat};
 
 /// A piece of a copy.
 const PIECE: usize = 16 << 20;
 /// Pieces under way.
 const SLOTS: usize = 3;
-/// A piece from which on several threads read it (from a mapped file, mostly), what one reads at a time, and how many
-/// read at most.
+/// A piece from which on several threads read it (from a mapped file, mostly).
 const WORTH_THREADS: usize = 4 << 20;
-const SHARE: usize = 1 << 20;
 const THREADS: usize = 8;
-/// Bytes from which on pages are entered before they are read.
-const WORTH_ENTERING: usize = 64 << 10;
 
 /// A matrix or table as it lies in device memory: row-major `[rows, cols]`. Clones share it.
 #[derive(Clone)]
@@ -101,8 +96,6 @@ impl Vector {
 pub(crate) struct Staging {
     slots: Vec<(Pinned, Event)>,
     next: usize,
-    /// Who reads long pieces, from the first of them on.
-    readers: Option<Pool>,
 }
 
 impl Staging {
@@ -150,19 +143,11 @@ impl Staging {
             self.next = (self.next + 1) % SLOTS;
             let (pinned, event) = self.slots.get_mut(self.next)?;
             device.attempt(|| "loading weights".to_owned(), |_| event.wait());
-            read(&mut self.readers, pieces, part.clone(), pinned.slice_mut(part.len()));
+            read(pieces, part.clone(), pinned.slice_mut(part.len()));
             device.upload(pinned, 0..part.len(), to + start as u64);
             device.attempt(|| "loading weights".to_owned(), |_| event.record());
         }
         Some(())
-    }
-
-    /// Lets go of pinned memory and threads, once what passes through has arrived: most models load nothing more.
-    pub(crate) fn release(&mut self, device: &mut Device) {
-        if !self.slots.is_empty() {
-            device.synchronize();
-        }
-        *self = Self::default();
     }
 
     fn reserve(&mut self, device: &mut Device, bytes: usize) {
@@ -180,27 +165,16 @@ impl Staging {
 
 /// Copies a part of what lies in pieces, with several threads where it is long: pages of a file that was not read yet
 /// come one by one otherwise.
-fn read(readers: &mut Option<Pool>, pieces: &[&[u8]], part: Range<usize>, to: &mut [u8]) {
+fn read(pieces: &[&[u8]], part: Range<usize>, to: &mut [u8]) {
     if part.len() < WORTH_THREADS {
         return gather(pieces, part.start, to);
     }
-    let count = || std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let shares: Vec<Mutex<&mut [u8]>> = to.chunks_mut(SHARE).map(Mutex::new).collect();
-    readers.get_or_insert_with(|| Pool::new(count())).run(shares.len(), &|number, _| {
-        let mut to = shares[number].lock().unwrap_or_else(PoisonError::into_inner);
-        gather(pieces, part.start + number * SHARE, &mut to);
+    let share = part.len().div_ceil(THREADS);
+    std::thread::scope(|scope| {
+        for (start, to) in part.step_by(share).zip(to.chunks_mut(share)) {
+            scope.spawn(move || gather(pieces, start, to));
+        }
     });
-}
-
-/// Has the pages of a mapped file entered at once; one by one, as they are touched, that takes longer than to copy
-/// them.
-fn enter_pages(bytes: &[u8]) {
-    const PAGE: usize = 4096;
-    let first = bytes.as_ptr().addr() / PAGE * PAGE;
-    let before = bytes.as_ptr().addr() - first;
-    // Older kernels do not know this advice; where it fails, pages are entered as they are touched.
-    // SAFETY: the pages hold bytes that are borrowed, and reading them changes nothing.
-    let _ = unsafe { libc::madvise(first as *mut libc::c_void, before + bytes.len(), libc::MADV_POPULATE_READ) };
 }
 
 /// Fills `to` with what lies in pieces, from the byte `start` on.
@@ -210,9 +184,6 @@ fn gather(pieces: &[&[u8]], start: usize, to: &mut [u8]) {
         let rest = &piece[skip.min(piece.len())..];
         skip = skip.saturating_sub(piece.len());
         let (here, after) = left.split_at_mut(rest.len().min(left.len()));
-        if here.len() >= WORTH_ENTERING {
-            enter_pages(&rest[..here.len()]);
-        }
         here.copy_from_slice(&rest[..here.len()]);
         left = after;
     }
@@ -228,11 +199,10 @@ mod tests {
         let bytes: Vec<u8> = (0..3 * WORTH_THREADS + 5).map(|i| (i * 31 + i / 253) as u8).collect();
         let (first, rest) = bytes.split_at(WORTH_THREADS + 1);
         let pieces = [first, &[], &rest[..7], &rest[7..]];
-        let mut readers = None;
         for part in [0..0, 0..9, first.len() - 3..first.len() + 11, 100..bytes.len() - 1, bytes.len() - 1..bytes.len()]
         {
             let mut to = vec![0; part.len()];
-            read(&mut readers, &pieces, part.clone(), &mut to);
+            read(&pieces, part.clone(), &mut to);
             assert!(to == bytes[part.clone()], "{part:?}");
         }
     }

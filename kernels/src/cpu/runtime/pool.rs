@@ -22,8 +22,8 @@ const SMALL_WORK: usize = 1 << 14;
 /// Gate bit: threads may still enter. The bits below count those inside.
 const OPEN: u32 = 1 << 31;
 
-/// The threads of a backend, or of a load. Thread 0 is whoever calls [`Pool::run`].
-pub struct Pool {
+/// The threads of a backend. Thread 0 is whoever calls [`Pool::run`].
+pub(crate) struct Pool {
     desk: Arc<Desk>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -50,7 +50,7 @@ unsafe impl Send for Desk {}
 
 impl Pool {
     /// A pool of `threads` threads, the caller included.
-    pub fn new(threads: usize) -> Self {
+    pub(crate) fn new(threads: usize) -> Self {
         fn nothing(_: usize, _: usize) {}
         let desk = Arc::new(Desk {
             job: AtomicU32::new(0),
@@ -90,7 +90,7 @@ impl Pool {
     }
 
     /// Runs `body(task, thread)` for every task below `tasks`, and returns when all are done. Panics if a task did.
-    pub fn run(&mut self, tasks: usize, body: &Body<'_>) {
+    pub(crate) fn run(&mut self, tasks: usize, body: &Body<'_>) {
         if tasks <= 1 || self.threads.is_empty() {
             (0..tasks).for_each(|task| body(task, 0));
             return;

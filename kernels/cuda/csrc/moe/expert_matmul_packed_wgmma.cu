@@ -168,13 +168,6 @@ struct Product {
 
 extern __shared__ __align__(1024) char dynamic_shared[];
 
-// What a part's sums become, and where.
-struct Output {
-    void* out;
-    const f32* bias;
-    const ExpertShape& shape;
-};
-
 // Multiplies a part, and writes what comes of it.
 DEVICE void multiply_part(Product& product, const Parts& parts, u32* table, const Output& output) {
     const u32 rows = parts.rows(), column = parts.column(),
@@ -210,15 +203,6 @@ DEVICE void multiply_part(Product& product, const Parts& parts, u32* table, cons
     product.write(output.out, rows, both ? column + TILE_COLUMNS : column, shape);
 }
 
-// Multiplies all parts of a block.
-DEVICE void multiply_parts(Product& product, Parts& parts, u32* table, const Output& output) {
-    if (CODE == LEVELS) {
-        make_table<TYPE>(product.w, table);
-        named_barrier(1, MULTIPLYING);
-    }
-    for (; parts.is_there(); parts.advance()) multiply_part(product, parts, table, output);
-}
-
 // Gathers the rows of all parts of a block.
 DEVICE void gather_parts(const RowStages& stages, Parts& parts, u32 steps, const TYPE* x, const ExpertShape& shape) {
     u32 filled = 0;
@@ -245,24 +229,5 @@ DEVICE void gather_parts(const RowStages& stages, Parts& parts, u32 steps, const
 extern "C" __global__ void __launch_bounds__(THREADS, 1) expert_matmul_packed_wgmma(void* out, const TYPE* x,
     const PackedWeights* weights, const f32* bias, const Choices choices, const ExpertShape shape) {
     __shared__ u32 table[CODE == LEVELS ? 256 : 1];
-    launch_dependents();
-    wait_for_inputs();
-    Parts parts(weights, choices, shape);
-    if (!parts.is_there()) return;
-    const RowStages stages(dynamic_shared);
-    const PackedWeights w = weights[parts.now.expert];
-    const u32 steps = w.chunks();
-    if (threadIdx.x == 0) stages.init_barriers(128, MULTIPLYING / 32);
-    if (threadIdx.x < MULTIPLYING) {
-        take_registers<200>();
-        Product product(stages, dynamic_shared, table);
-        product.w = w, product.steps = steps;
-        product.begin(parts.column(), parts.width);
-        named_barrier(2, THREADS);
-        multiply_parts(product, parts, table, {out, bias, shape});
-    } else {
-        give_registers<104>();
-        named_barrier(2, THREADS);
-        gather_parts(stages, parts, steps, x, shape);
-    }
+    run_parts<200, 104, Product, RowStages>(dynamic_shared, table, x, weights, choices, {out, bias, shape});
 }

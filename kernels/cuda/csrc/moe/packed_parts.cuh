@@ -65,3 +65,41 @@ struct Parts {
         begin = now.begin;
     }
 };
+
+// What a part's sums become, and where.
+struct Output {
+    void* out;
+    const f32* bias;
+    const ExpertShape& shape;
+};
+
+// All parts of a block: MULTIPLYING threads multiply, with as many registers as the first number says, and a warpgroup
+// brings them rows of x. The file says how `multiply_part` does one part, and `gather_parts` has the rows of all.
+template <u32 PRODUCT_REGISTERS, u32 GATHER_REGISTERS, typename Product, typename RowStages, typename X>
+DEVICE void run_parts(char* shared, u32* table, const X* x, const PackedWeights* weights, const Choices& choices,
+    const Output& output) {
+    launch_dependents();
+    wait_for_inputs();
+    Parts parts(weights, choices, output.shape);
+    if (!parts.is_there()) return;
+    const RowStages stages(shared);
+    const PackedWeights w = weights[parts.now.expert];
+    const u32 steps = w.chunks();
+    if (threadIdx.x == 0) stages.init_barriers(128, MULTIPLYING / 32);
+    if (threadIdx.x < MULTIPLYING) {
+        take_registers<PRODUCT_REGISTERS>();
+        Product product(stages, shared, table);
+        product.w = w, product.steps = steps;
+        product.begin(parts.column(), parts.width);
+        named_barrier(2, THREADS);
+        if (CODE == LEVELS) {
+            make_table<TYPE>(product.w, table);
+            named_barrier(1, MULTIPLYING);
+        }
+        for (; parts.is_there(); parts.advance()) multiply_part(product, parts, table, output);
+    } else {
+        give_registers<GATHER_REGISTERS>();
+        named_barrier(2, THREADS);
+        gather_parts(stages, parts, steps, x, output.shape);
+    }
+}

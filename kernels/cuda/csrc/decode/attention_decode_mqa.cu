@@ -60,7 +60,7 @@ struct DecodeMqa : DecodeHeads {
     }
 
     // Starts copying this thread's pieces of a tile's keys, or values; zeros for those but `count` from `low` on, which
-    // nobody sees. `from`: the cache's, of the key head; `part`: which place is the tile's first.
+    // are masked. `from`: the cache's, of the key head; `part`: which place is the tile's first.
     template <int WIDTH>
     DEVICE void copy_rows(const Cached* from, u32 to, u32 part, u32 low, u32 count) const {
         const u32 PIECES = Row<WIDTH>::PIECES;
@@ -147,7 +147,7 @@ struct DecodeMqa : DecodeHeads {
             }
     }
 
-    // Hides keys that nobody sees.
+    // Masks keys that a query does not attend to.
     DEVICE static void mask(f32 (&s)[TILE / 8][4], const Cursor& at) {
 #pragma unroll
         for (u32 n = 0; n < TILE / 8; n++)
@@ -283,9 +283,7 @@ struct DecodeMqa : DecodeHeads {
         const Cursor mine = set(shared);
         const Cut cut(list.total, list.total > 0 ? blocks() : 1);
         if (list.total == 0 || blockIdx.x >= cut.blocks) {
-            launch_dependents();
-            wait_for_inputs();
-            clear_padding(own_rows);
+            pass(own_rows);
             return;
         }
         const u32 begin = cut.first(blockIdx.x), tiles = cut.first(blockIdx.x + 1) - begin;

@@ -115,8 +115,8 @@ struct DecodeHeads {
     // Ends a block's part of a head, which `others` more blocks have parts of: four columns at a time, of which
     // `part(head, column)` is what this block has seen. The one that `began` it writes the result: that is the last
     // thing it does, while the others did their part first, so that there is seldom anything to wait for. They wait for
-    // nobody in doing so, and blocks start in order: of those that have started, one at most waits for some that have
-    // not, and all others leave room for these.
+    // no other block in doing so, and blocks start in order: of those that have started, one at most waits for some
+    // that have not, and all others leave room for these.
     template <typename F>
     DEVICE void end_head(const Cursor& at, bool began, u32 others, const F& part) const {
         for (u32 i = threadIdx.x; i < num_q(at) * (V_DIM / 4); i += WARPS * 32) {
@@ -163,7 +163,14 @@ struct DecodeHeads {
         return count >= least ? min(count, most) : most;
     }
 
-    // Zeros for rows of nobody.
+    // What a block does that has no tiles; rows of the batch come before padding.
+    DEVICE void pass(u32 own_rows) const {
+        launch_dependents();
+        wait_for_inputs();
+        clear_padding(own_rows);
+    }
+
+    // Zeros for rows of padding.
     DEVICE void clear_padding(u32 first) const {
         for (u32 row = first + blockIdx.x; row < shares.rows; row += gridDim.x)
             for (u32 i = threadIdx.x; i < attention.q_heads * V_DIM; i += WARPS * 32)

@@ -164,7 +164,7 @@ impl Blas {
         Ok(Starting { created, thread })
     }
 
-    /// Waits until nobody else uses the handle any more.
+    /// Waits until no other thread uses the handle any more.
     fn settle(&mut self) {
         self.first_choice = None;
     }

@@ -80,7 +80,7 @@ impl Orders {
         self.waiting.contains(&source) || self.later.contains(&source)
     }
 
-    /// Leaves it to whoever withdraws it, if nobody has begun it.
+    /// Leaves it to the caller, if no thread has begun it.
     fn withdraw(&mut self, source: Source) {
         for waiting in [&mut self.waiting, &mut self.later] {
             waiting.retain(|waiting| *waiting != source);

@@ -5,7 +5,7 @@ use super::cascade::{cascading, over_one_prefix};
 use super::{Case, Extras, Part, Random, check_case, check_sharing, with_attention_kernels};
 use kernels::ops::{DType, Heads, KvDType, KvScales};
 
-/// Sequences with one row, after so many tokens each.
+/// Sequences with one row each, after `starts` tokens.
 fn rows_after(starts: impl IntoIterator<Item = usize>) -> Vec<Part> {
     starts.into_iter().enumerate().map(|(sequence, start)| Part { sequence, start, rows: 1 }).collect()
 }

@@ -183,9 +183,13 @@ struct Place {
     index: u32,
 }
 
-/// What Secrets bring into pods, as files: the token of links, and certificates for loopback.
+/// What Secrets bring into pods, as files: the token of links, and certificates for loopback. They are there before
+/// the first pod of a folder, and no later pod touches them: processes of the first may be reading them.
 fn secrets(folder: &Path) -> anyhow::Result<()> {
     let [links, tls] = ["links", "tls"].map(|name| folder.join(name));
+    if links.exists() {
+        return Ok(());
+    }
     fs::create_dir_all(&links)?;
     fs::create_dir_all(&tls)?;
     fs::write(links.join("token"), "the-token-of-a-secret\n")?;

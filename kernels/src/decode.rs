@@ -120,10 +120,12 @@ impl IntegerFormat {
     fn of_blocks(kind: GgmlType) -> Self {
         let bits = match kind {
             GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q4K => CodeBits::Four,
+            GgmlType::Iq3S | GgmlType::Tq1_0 | GgmlType::Tq2_0 => CodeBits::Four,
             _ => CodeBits::Eight,
         };
         let offsets = match kind {
             GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q2K | GgmlType::Q4K | GgmlType::Q5K => Offsets::After,
+            GgmlType::Iq3S => Offsets::After,
             _ => Offsets::Middle,
         };
         Self { bits, group: ggml::group(kind), offsets }

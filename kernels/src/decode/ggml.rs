@@ -5,6 +5,8 @@
 //! elements, high halves the last 16. Super-blocks of 256 hold eight or sixteen small blocks, each with an integer
 //! scale (and of some an integer offset) that multiply the super-block's own `d` and `dmin`.
 
+mod grids;
+
 use half::f16;
 
 use super::{IntegerFormat, IntegerRow, Offsets};
@@ -25,6 +27,8 @@ struct Block {
 pub(super) const fn group(kind: GgmlType) -> usize {
     match kind {
         GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K => 16,
+        GgmlType::Iq1M | GgmlType::Iq2Xs | GgmlType::Iq2S => 16,
+        GgmlType::Tq1_0 | GgmlType::Tq2_0 => 128,
         _ => 32,
     }
 }
@@ -62,6 +66,15 @@ fn unpack(kind: GgmlType, bytes: &[u8], block: &mut Block) {
         GgmlType::Q6K => q6_k(bytes, block),
         GgmlType::Iq4Nl => iq4_nl(bytes, block),
         GgmlType::Iq4Xs => iq4_xs(bytes, block),
+        GgmlType::Iq1S => grids::iq1_s(bytes, block),
+        GgmlType::Iq1M => grids::iq1_m(bytes, block),
+        GgmlType::Iq2Xxs => grids::iq2_xxs(bytes, block),
+        GgmlType::Iq2Xs => grids::iq2_xs(bytes, block),
+        GgmlType::Iq2S => grids::iq2_s(bytes, block),
+        GgmlType::Iq3Xxs => grids::iq3_xxs(bytes, block),
+        GgmlType::Iq3S => grids::iq3_s(bytes, block),
+        GgmlType::Tq1_0 => tq1_0(bytes, block),
+        GgmlType::Tq2_0 => tq2_0(bytes, block),
     }
 }
 
@@ -211,6 +224,30 @@ fn iq4_xs(bytes: &[u8], block: &mut Block) {
     }
 }
 
+/// 32 and 16 bytes that hold five elements each, 4 bytes that hold four, `d`: `d * q`. A byte is a fraction of 256
+/// whose digits of base 3, one after the other, are the elements plus one.
+fn tq1_0(bytes: &[u8], block: &mut Block) {
+    block.scales = [half(bytes, 52); 16];
+    let (first, rest) = bytes[..52].split_at(32);
+    let (second, third) = rest.split_at(16);
+    let digits = |quants: &[u8], count, codes: &mut [i8]| {
+        for (digit, codes) in (0..count).zip(codes.chunks_exact_mut(quants.len())) {
+            for (q, code) in quants.iter().zip(codes) {
+                *code = (u16::from(q.wrapping_mul(3_u8.pow(digit))) * 3 / 256) as i8 - 1;
+            }
+        }
+    };
+    digits(first, 5, &mut block.codes[..160]);
+    digits(second, 5, &mut block.codes[160..240]);
+    digits(third, 4, &mut block.codes[240..]);
+}
+
+/// 64 bytes of quants, `d`: `d * (q - 1)`.
+fn tq2_0(bytes: &[u8], block: &mut Block) {
+    block.scales = [half(bytes, 64); 16];
+    block.codes.iter_mut().enumerate().for_each(|(i, code)| *code = two_bits(bytes, i) as i8 - 1);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,7 +255,8 @@ mod tests {
     use crate::ops::{Encoding, HostMatrix};
 
     /// Two blocks of made-up bytes, in which scales and offsets (at these places of a block) lie between 1/16 and 5/64.
-    fn made_up(block_bytes: usize, scales: &[usize]) -> Vec<u8> {
+    fn made_up(kind: GgmlType, scales: &[usize]) -> Vec<u8> {
+        let block_bytes = kind.block().bytes;
         let mut state = 7u64;
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -227,6 +265,11 @@ mod tests {
         let mut bytes: Vec<u8> = (0..2 * block_bytes).map(|_| next()).collect();
         for block in [0, block_bytes] {
             scales.iter().for_each(|at| bytes[block + at + 1] = 0x2c);
+            if kind == GgmlType::Iq1M {
+                // Its number is 0x2c.. in the high halves of these.
+                bytes[block + 53] = bytes[block + 53] & 15 | 0xc0;
+                bytes[block + 55] = bytes[block + 55] & 15 | 0x20;
+            }
         }
         bytes
     }
@@ -237,7 +280,7 @@ mod tests {
     fn blocks_are_decoded_as_ggml_does() {
         let check = |kind: GgmlType, scales: &[usize], first: f32, last: f32, sum: f64| {
             let shape = kind.block();
-            let (elements, bytes) = (shape.elements, made_up(shape.bytes, scales));
+            let (elements, bytes) = (shape.elements, made_up(kind, scales));
             let blocks = GgmlBlocks { kind, bytes: &bytes };
             let matrix = HostMatrix { rows: 1, cols: 2 * elements, encoding: Encoding::Blocks(blocks) };
             let mut values = vec![f32::NAN; 2 * elements];
@@ -258,5 +301,14 @@ mod tests {
         check(GgmlType::Q6K, &[208], 88.942_02, 28.382_813, 879_257.144_897_460_9);
         check(GgmlType::Iq4Nl, &[0], 0.070_190_43, -1.401_855_5, -1_506.127_197_265_625);
         check(GgmlType::Iq4Xs, &[0], -74.682_62, -51.823_242, 471_021.209_350_585_94);
+        check(GgmlType::Iq1S, &[0], -0.798_416_14, 1.163_864_1, 4_934.843_139_648_437_5);
+        check(GgmlType::Iq1M, &[], -0.071_548_46, -0.656_196_6, 901.252_380_371_093_8);
+        check(GgmlType::Iq2Xxs, &[0], -1.614_379_9, 1.031_799_3, -23_998.877_548_217_773);
+        check(GgmlType::Iq2Xs, &[0], 5.659_103_4, 9.557_487_5, -38_836.459_053_039_55);
+        check(GgmlType::Iq2S, &[0], -1.052_856_4, -0.671_196, -21_089.005_538_940_43);
+        check(GgmlType::Iq3Xxs, &[0], -8.352_661, 0.325_622_56, 10_012.413_085_937_5);
+        check(GgmlType::Iq3S, &[0], -4.421_997, 1.620_117_2, -26_366.178_222_656_25);
+        check(GgmlType::Tq1_0, &[52], 0.0, 0.063_659_67, 205.462_036_132_812_5);
+        check(GgmlType::Tq2_0, &[64], 0.069_152_83, -0.071_655_27, 3_934.560_363_769_531);
     }
 }

@@ -1,6 +1,7 @@
 //! Products of weights stored as integer codes, against float64.
 
 use super::invariance::keeps_rows;
+use super::packed::blocks::tame;
 use super::{Random, backends, check, check_relative, filled};
 use kernels::decode::decode;
 use kernels::ops::{
@@ -23,7 +24,7 @@ impl Stored {
         let mut codes: Vec<u8> = bytes(random, rows * format.row_bytes(cols));
         let WeightFormat::Grouped(grouped) = format else {
             if let WeightFormat::Blocks(kind) = format {
-                codes.chunks_exact_mut(kind.block().bytes).for_each(|block| tame(kind, block));
+                codes.chunks_exact_mut(kind.block().bytes).for_each(|block| tame(kind, block, |byte| 0x20 | byte & 3));
             }
             return Self { cols, format, codes, scales: Vec::new(), zeros: Vec::new(), columns: Vec::new() };
         };
@@ -69,18 +70,6 @@ impl Stored {
 
 fn bytes(random: &mut Random, count: usize) -> Vec<u8> {
     random.values(count).into_iter().map(|value| ((value + 1.0) * 127.9) as u8).collect()
-}
-
-/// Makes the numbers of a block, which are f16, small and no NaN.
-fn tame(kind: GgmlType, block: &mut [u8]) {
-    let places: &[usize] = match kind {
-        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
-        GgmlType::Q2K => &[80, 82],
-        GgmlType::Q3K => &[108],
-        GgmlType::Q6K => &[208],
-        _ => &[0],
-    };
-    places.iter().for_each(|at| block[at + 1] = 0x20 | block[at + 1] & 3);
 }
 
 /// The formats whose codes are integers.

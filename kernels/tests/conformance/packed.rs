@@ -1,13 +1,15 @@
 //! Products with weights of 4 and 8 bits on devices that keep them packed, against float64: every kind of code, scale
 //! and zero point, all numbers of rows at which another kernel begins, and shapes that end anywhere.
 
+pub(crate) mod blocks;
 mod experts;
 mod prepared;
 
 use super::rounded::step;
 use super::{Random, backends, check, filled_in, round};
+use blocks::tame;
 use half::{bf16, f16};
-use kernels::decode::decode;
+use kernels::decode::{IntegerFormat, decode};
 use kernels::ops::{
     ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, Encoding, Epilogue, GgmlBlocks, GgmlType,
     GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels, MatrixUse, WeightFormat, Zeros,
@@ -258,7 +260,7 @@ fn blocks_of_gguf_files() {
                 for rows in ROWS {
                     for (acts, compute) in [(DType::Bf16, DType::Bf16), (DType::F16, DType::F16)] {
                         // Codes whose groups are shorter than a product's columns are multiplied by their scales.
-                        let exact = !matches!(kind, GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K);
+                        let exact = IntegerFormat::of(format).is_some_and(|integers| integers.group >= 32);
                         run(&mut *device, &Case { pieces: &pieces, rows, acts, compute, exact });
                     }
                 }
@@ -271,18 +273,11 @@ fn blocks_of_gguf_files() {
 
 /// Blocks of random bytes whose scales and offsets are small numbers.
 fn made_up(kind: GgmlType, rows: usize, row_bytes: usize) -> Vec<u8> {
-    let floats: &[usize] = match kind {
-        GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 | GgmlType::Iq4Nl | GgmlType::Iq4Xs => &[0],
-        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
-        GgmlType::Q2K => &[80, 82],
-        GgmlType::Q3K => &[108],
-        GgmlType::Q6K => &[208],
-    };
     let mut random = Random(kind as u64 + 1);
     let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| random.below(256) as u8).collect();
     for block in bytes.chunks_exact_mut(kind.block().bytes) {
         // From 2^-10 to 2^-8, of either sign.
-        floats.iter().for_each(|at| block[at + 1] = block[at + 1] & 0x80 | 0x14 | block[at + 1] & 3);
+        tame(kind, block, |byte| byte & 0x80 | 0x14 | byte & 3);
     }
     bytes
 }

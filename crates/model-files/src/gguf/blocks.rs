@@ -27,6 +27,24 @@ pub enum GgmlType {
     Iq4Nl,
     /// Super-blocks of 256, two levels of scales: 16 levels.
     Iq4Xs,
+    /// Super-blocks of 256, two levels of scales: eight elements are a row of a grid of 2,048, moved by an eighth.
+    Iq1S,
+    /// As `Iq1S`, with a scale for 16 elements and an eighth for eight.
+    Iq1M,
+    /// Super-blocks of 256, two levels of scales: eight elements are a row of a grid of 256, and their signs.
+    Iq2Xxs,
+    /// The same with a grid of 512.
+    Iq2Xs,
+    /// The same with a grid of 1,024, and a sign for each element.
+    Iq2S,
+    /// Super-blocks of 256, two levels of scales: four elements are a row of a grid of 256, and their signs.
+    Iq3Xxs,
+    /// The same with a grid of 512, and a sign for each element.
+    Iq3S,
+    /// Blocks of 256: a scale, five elements of -1, 0 and 1 in a byte.
+    Tq1_0,
+    /// Blocks of 256: a scale, four elements of -1, 0 and 1 in a byte.
+    Tq2_0,
 }
 
 /// Size of a block.
@@ -40,7 +58,7 @@ pub struct BlockShape {
 
 impl GgmlType {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 21] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -53,6 +71,15 @@ impl GgmlType {
         Self::Q6K,
         Self::Iq4Nl,
         Self::Iq4Xs,
+        Self::Iq1S,
+        Self::Iq1M,
+        Self::Iq2Xxs,
+        Self::Iq2Xs,
+        Self::Iq2S,
+        Self::Iq3Xxs,
+        Self::Iq3S,
+        Self::Tq1_0,
+        Self::Tq2_0,
     ];
 
     /// Size of a block.
@@ -64,11 +91,18 @@ impl GgmlType {
             Self::Q5_1 => (32, 24),
             Self::Q8_0 => (32, 34),
             Self::Q2K => (256, 84),
-            Self::Q3K => (256, 110),
             Self::Q4K => (256, 144),
             Self::Q5K => (256, 176),
             Self::Q6K => (256, 210),
             Self::Iq4Xs => (256, 136),
+            Self::Iq1S => (256, 50),
+            Self::Iq1M => (256, 56),
+            Self::Iq2Xxs | Self::Tq2_0 => (256, 66),
+            Self::Iq2Xs => (256, 74),
+            Self::Iq2S => (256, 82),
+            Self::Iq3Xxs => (256, 98),
+            Self::Q3K | Self::Iq3S => (256, 110),
+            Self::Tq1_0 => (256, 54),
         };
         BlockShape { elements, bytes }
     }

@@ -2,7 +2,10 @@
 
 use super::blocks::{
     BlockShape, GgmlType,
-    GgmlType::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0},
+    GgmlType::{
+        Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
+        Q8_0, Tq1_0, Tq2_0,
+    },
 };
 use TensorType::{Bf16, Blocks, F16, F32, Mxfp4};
 
@@ -37,30 +40,23 @@ const TYPES: &[(u32, TensorType, &str)] = &[
     (12, Blocks(Q4K), "Q4_K"),
     (13, Blocks(Q5K), "Q5_K"),
     (14, Blocks(Q6K), "Q6_K"),
+    (16, Blocks(Iq2Xxs), "IQ2_XXS"),
+    (17, Blocks(Iq2Xs), "IQ2_XS"),
+    (18, Blocks(Iq3Xxs), "IQ3_XXS"),
+    (19, Blocks(Iq1S), "IQ1_S"),
     (20, Blocks(Iq4Nl), "IQ4_NL"),
+    (21, Blocks(Iq3S), "IQ3_S"),
+    (22, Blocks(Iq2S), "IQ2_S"),
     (23, Blocks(Iq4Xs), "IQ4_XS"),
+    (29, Blocks(Iq1M), "IQ1_M"),
     (30, Bf16, "BF16"),
+    (34, Blocks(Tq1_0), "TQ1_0"),
+    (35, Blocks(Tq2_0), "TQ2_0"),
     (39, Mxfp4, "MXFP4"),
 ];
 
 /// Names of numbers that are not decoded here, for messages.
-const OTHERS: &[(u32, &str)] = &[
-    (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (24, "I8"),
-    (25, "I16"),
-    (26, "I32"),
-    (27, "I64"),
-    (28, "F64"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-];
+const OTHERS: &[(u32, &str)] = &[(15, "Q8_K"), (24, "I8"), (25, "I16"), (26, "I32"), (27, "I64"), (28, "F64")];
 
 impl TensorType {
     pub(super) fn from_number(number: u32) -> Self {

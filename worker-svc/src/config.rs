@@ -22,7 +22,7 @@ pub(crate) use stages::Place;
 pub use stages::StageArgs;
 
 /// What `--quantization` names.
-const QUANTIZATIONS: [&str; 22] = [
+const QUANTIZATIONS: [&str; 26] = [
     "none",
     "auto-round",
     "auto_awq",
@@ -33,6 +33,9 @@ const QUANTIZATIONS: [&str; 22] = [
     "compressed-tensors",
     "fbgemm_fp8",
     "fp8",
+    "fp8_per_block",
+    "fp8_per_channel",
+    "fp8_per_tensor",
     "gguf",
     "gpt_oss_mxfp4",
     "gptq",
@@ -44,6 +47,7 @@ const QUANTIZATIONS: [&str; 22] = [
     "modelopt_fp4",
     "moe_wna16",
     "mxfp4",
+    "mxfp8",
     "squeezellm",
 ];
 
@@ -124,7 +128,8 @@ pub struct Args {
     pub load_format: Format,
 
     /// Quantization method that the checkpoint must have, none: any; or what the weights of a 16-bit checkpoint become
-    /// while it loads: fp8, int8_per_channel_weight_only or int4 [default: the checkpoint's]
+    /// while it loads: fp8 (per channel), fp8_per_tensor, fp8_per_block, mxfp8, int8_per_channel_weight_only or int4
+    /// [default: the checkpoint's]
     #[arg(long, value_name = "METHOD", value_parser = QUANTIZATIONS)]
     pub quantization: Option<String>,
 

@@ -47,7 +47,7 @@ pub struct LoadOptions {
     /// Where weights come from.
     pub format: LoadFormat,
     /// The quantisation method that the checkpoint must have, as its `quant_method` spells it, or `gguf`; absent:
-    /// whichever it has. Numbers become `fp8`, `int8_per_channel_weight_only` or `int4` while they load.
+    /// whichever it has. Numbers become what `quant/online.rs` names while they load.
     pub quantization: Option<String>,
     /// What becomes of the inputs of quantised layers.
     pub activations: ActivationRounding,

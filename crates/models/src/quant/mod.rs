@@ -334,6 +334,6 @@ mod tests {
         }
         assert!(check_asked(Some("moe_wna16"), Some("fp8")).is_err());
         assert!(check_asked(Some("int4"), Some("gptq")).is_err());
-        assert_eq!(check_asked(Some("fp8"), None).expect("numbers"), Some(Online::Fp8));
+        assert_eq!(check_asked(Some("fp8"), None).expect("numbers"), Online::named("fp8_per_channel"));
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! | `--quantization` | weights | scales |
 //! |---|---|---|
-//! | `fp8` | 8-bit floats | one an output channel |
+//! | `fp8`, `fp8_per_channel` | 8-bit floats | one an output channel |
+//! | `fp8_per_tensor` | 8-bit floats | one a matrix |
+//! | `fp8_per_block` | 8-bit floats | one for 128 x 128 |
+//! | `mxfp8` | 8-bit floats | a power of two for 32 inputs of an output channel |
 //! | `int8_per_channel_weight_only` | integers of 8 bits | one an output channel |
 //! | `int4` | integers of 4 bits, rounded to nearest | one for 128 inputs of an output channel |
 //!
 //! Projections of attention, MLPs and experts are quantised; embeddings, heads, routers and other small gates stay as
-//! they are. Scales are a rank's own where it has a part of an output channel.
+//! they are. Scales are a rank's own where it has a part of what shares one.
 
 use std::borrow::Cow;
 
@@ -17,15 +20,18 @@ use kernels::ops::{
     ALL_COLUMNS, CodeBits, ColumnOrder, DType, GroupedFormat, HostMatrix, InputRounding, Levels, WeightFormat, Zeros,
 };
 
+use super::float4::MX_BLOCK;
 use crate::weights::{Chunk, Fetched, GroupedPart, ScaledPart, spread};
 
-/// Inputs that share a scale of four bits.
+/// Inputs that share a scale of four bits, and outputs and inputs that share one of blocks of eight.
 const GROUP: usize = 128;
 
 /// What weights become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Online {
-    Fp8,
+    /// With a scale for so many rows and columns, or [`ALL_COLUMNS`] of either.
+    Fp8([usize; 2]),
+    Mxfp8,
     Int8,
     Int4,
 }
@@ -34,7 +40,10 @@ impl Online {
     /// By the name of `--quantization`.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
-            "fp8" => Some(Self::Fp8),
+            "fp8" | "fp8_per_channel" => Some(Self::Fp8([1, ALL_COLUMNS])),
+            "fp8_per_tensor" => Some(Self::Fp8([ALL_COLUMNS; 2])),
+            "fp8_per_block" => Some(Self::Fp8([GROUP; 2])),
+            "mxfp8" => Some(Self::Mxfp8),
             "int8_per_channel_weight_only" => Some(Self::Int8),
             "int4" => Some(Self::Int4),
             _ => None,
@@ -52,7 +61,8 @@ impl Online {
             input: InputRounding::None,
         };
         match self {
-            Self::Fp8 => WeightFormat::ScaledE4m3 { scale_cols: ALL_COLUMNS, input: InputRounding::None },
+            Self::Fp8([_, scale_cols]) => WeightFormat::ScaledE4m3 { scale_cols, input: InputRounding::None },
+            Self::Mxfp8 => WeightFormat::ScaledE4m3 { scale_cols: MX_BLOCK, input: InputRounding::None },
             Self::Int8 => WeightFormat::Grouped(integers(CodeBits::Eight, ALL_COLUMNS, DType::F32)),
             Self::Int4 if cols <= GROUP => WeightFormat::Grouped(integers(CodeBits::Four, ALL_COLUMNS, DType::Bf16)),
             Self::Int4 => WeightFormat::Grouped(integers(CodeBits::Four, GROUP, DType::Bf16)),
@@ -63,9 +73,10 @@ impl Online {
     pub(crate) fn quantize(self, chunk: &Chunk<'_>, cols: usize, threads: usize) -> Fetched<'static> {
         let rows = chunk.bytes.len() / (cols * chunk.dtype.size()).max(1);
         let source = HostMatrix::plain(chunk.dtype, rows, cols, &chunk.bytes);
-        match self.format(cols) {
-            WeightFormat::Grouped(format) => Fetched::Grouped(grouped(&source, format, threads)),
-            _ => Fetched::Scaled(floats(&source, threads)),
+        match (self, self.format(cols)) {
+            (_, WeightFormat::Grouped(format)) => Fetched::Grouped(grouped(&source, format, threads)),
+            (Self::Fp8(block), _) => Fetched::Scaled(floats(&source, block, scale, threads)),
+            _ => Fetched::Scaled(floats(&source, [1, MX_BLOCK], power, threads)),
         }
     }
 }
@@ -85,34 +96,65 @@ fn each_row(
     }
 }
 
-/// Of a group, the scale with which its largest number becomes `most`; 1 where all are zero, or not finite.
-fn scale(values: &[f32], most: f32) -> f32 {
-    let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+/// The scale with which numbers of at most `largest` become `most` at most; 1 where all are zero, or not finite.
+fn scale(largest: f32, most: f32) -> f32 {
     let scale = largest / most;
     if scale.is_normal() { scale } else { 1.0 }
 }
 
-fn floats(source: &HostMatrix<'_>, threads: usize) -> ScaledPart<'static> {
+/// The least power of two that is such a scale.
+fn power(largest: f32, most: f32) -> f32 {
+    let scale = scale(largest, most);
+    let down = f32::from_bits(scale.to_bits() & 0x7f80_0000);
+    if down == scale { scale } else { 2.0 * down }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
+}
+
+/// With a scale for so many rows and columns.
+fn floats(
+    source: &HostMatrix<'_>,
+    [high, wide]: [usize; 2],
+    scale: impl Fn(f32, f32) -> f32,
+    threads: usize,
+) -> ScaledPart<'static> {
     let (rows, cols) = (source.rows, source.cols);
-    let mut scale_bytes = vec![0; rows * 4];
-    spread(&mut scale_bytes, 4, threads, |first, part| {
-        each_row(source, first, part, 4, |_, values, out| out.copy_from_slice(&scale(values, 448.0).to_le_bytes()));
+    let width = wide.min(cols).max(1);
+    let groups = cols.div_ceil(width);
+    // Of each row's groups, since rows are what threads share.
+    let mut maxima = vec![0; rows * groups * 4];
+    spread(&mut maxima, (groups * 4).max(1), threads, |first, part| {
+        each_row(source, first, part, groups * 4, |_, values, out| {
+            let out = out.as_chunks_mut::<4>().0.iter_mut();
+            values.chunks(width).zip(out).for_each(|(values, out)| *out = largest(values).to_le_bytes());
+        });
     });
-    let scales: Vec<f32> = scale_bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let maxima: Vec<f32> = maxima.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let high = high.min(rows).max(1);
+    let block = |rows: &[f32], group: usize| {
+        let largest = rows.iter().skip(group).step_by(groups).fold(0.0_f32, |largest, value| largest.max(*value));
+        scale(largest, 448.0)
+    };
+    let of_rows = |rows: &[f32]| (0..groups).map(|group| block(rows, group)).collect::<Vec<_>>();
+    let scales: Vec<f32> = maxima.chunks((high * groups).max(1)).flat_map(of_rows).collect();
     let mut codes = vec![0; rows * cols];
     spread(&mut codes, cols.max(1), threads, |first, part| {
         each_row(source, first, part, cols, |row, values, out| {
-            let factor = 1.0 / scales[row];
-            out.iter_mut().zip(values).for_each(|(code, value)| *code = code_of(value * factor));
+            let scales = &scales[row / high * groups..];
+            for ((out, values), scale) in out.chunks_mut(width).zip(values.chunks(width)).zip(scales) {
+                let factor = 1.0 / scale;
+                out.iter_mut().zip(values).for_each(|(code, value)| *code = code_of(value * factor));
+            }
         });
     });
-    let input = InputRounding::Dynamic { cols: ALL_COLUMNS };
     ScaledPart {
         codes: Cow::Owned(codes),
         scales,
-        scale_rows: (0..rows as u32).collect(),
-        scale_cols: ALL_COLUMNS,
-        input,
+        scale_rows: (0..rows).map(|row| (row / high) as u32).collect(),
+        scale_cols: wide,
+        input: InputRounding::Dynamic { cols: wide },
     }
 }
 
@@ -134,7 +176,7 @@ fn grouped(source: &HostMatrix<'_>, format: GroupedFormat, threads: usize) -> Gr
     spread(&mut scales, (groups * size).max(1), threads, |first, part| {
         each_row(source, first, part, groups * size, |_, values, out| {
             for (values, out) in values.chunks(group).zip(out.chunks_exact_mut(size)) {
-                store(scale(values, most), out);
+                store(scale(largest(values), most), out);
             }
         });
     });
@@ -209,7 +251,11 @@ mod tests {
         let how = Decoding { cols, dtype: DType::F32, threads: 1 };
         let decoded = fetched.decoded(how).bytes;
         let decoded = decoded.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        let group = if online == Online::Int4 { GROUP } else { cols };
+        let group = match online {
+            Online::Int4 | Online::Fp8([GROUP, _]) => GROUP,
+            Online::Mxfp8 => MX_BLOCK,
+            _ => cols,
+        };
         let largest: Vec<f32> = (values.chunks(cols))
             .flat_map(|row| row.chunks(group))
             .flat_map(|group| vec![group.iter().fold(0.0_f32, |most, x| most.max(x.abs())); group.len()])
@@ -227,8 +273,31 @@ mod tests {
             (0..3 * 300).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 1e4 * (1 + i / 300) as f32).collect();
         assert!(error(Online::Int8, &values, 300) <= 0.501 / 127.0);
         assert!(error(Online::Int4, &values, 300) <= 0.54 / 7.5);
-        assert!(error(Online::Fp8, &values, 300) <= 0.501 / 14.0);
+        // A number loses a sixteenth of itself at most.
+        for name in ["fp8", "fp8_per_channel", "fp8_per_tensor", "fp8_per_block", "mxfp8"] {
+            let error = error(Online::named(name).expect(name), &values, 300);
+            assert!(error > 0.03 && error <= 1.001 / 16.0, "{name}: {error}");
+        }
         assert!(error(Online::Int4, &values, 100) <= 0.54 / 7.5);
         assert_eq!(error(Online::Int4, &[0.0; 256], 256), 0.0);
+    }
+
+    #[test]
+    fn what_shares_a_scale() {
+        let bytes: Vec<u8> = (0..130 * 200).flat_map(|i| (1.0 + (i % 200 + i / 200) as f32).to_le_bytes()).collect();
+        let chunk = Chunk { dtype: DType::F32, bytes: Cow::Borrowed(&bytes) };
+        let scales = |name: &str| match Online::named(name).expect(name).quantize(&chunk, 200, 3) {
+            Fetched::Scaled(part) => (part.scales, part.scale_rows[129]),
+            _ => panic!("{name}: no floats"),
+        };
+        assert_eq!(scales("fp8_per_tensor"), (vec![329.0 / 448.0], 0));
+        let corners = [255.0, 327.0, 257.0, 329.0].map(|largest: f32| largest / 448.0);
+        assert_eq!(scales("fp8_per_block"), (corners.to_vec(), 1));
+        let (of_rows, last) = scales("fp8_per_channel");
+        assert!(of_rows.len() == 130 && last == 129 && of_rows[129] == 329.0 / 448.0);
+        let (powers, last) = scales("mxfp8");
+        assert!(powers.len() == 130 * 7 && last == 129);
+        // 32 is 448 / 14: the power of two above a fourteenth, and one that fits.
+        assert_eq!((powers[0], powers[129 * 7 + 6]), (0.125, 1.0));
     }
 }

@@ -22,7 +22,7 @@ pub(crate) use stages::Place;
 pub use stages::StageArgs;
 
 /// What `--quantization` names.
-const QUANTIZATIONS: [&str; 26] = [
+const QUANTIZATIONS: [&str; 29] = [
     "none",
     "auto-round",
     "auto_awq",
@@ -45,9 +45,12 @@ const QUANTIZATIONS: [&str; 26] = [
     "int8_per_channel_weight_only",
     "modelopt",
     "modelopt_fp4",
+    "modelopt_mixed",
+    "modelopt_mxfp8",
     "moe_wna16",
     "mxfp4",
     "mxfp8",
+    "quark",
     "squeezellm",
 ];
 

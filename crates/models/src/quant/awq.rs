@@ -9,7 +9,7 @@
 //! A row of gemv's zero points takes `width` words, as many as its groups need, rounded up as the kernels it was made
 //! for like it. Layers that `modules_to_not_convert` names are stored as plain numbers, and found so.
 
-use kernels::ops::{CodeBits, DType, InputRounding, Levels, Zeros};
+use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 use safetensors::Dtype;
 
@@ -22,7 +22,7 @@ use crate::weights::{DummyFormat, Made, RandomTensor, RandomWeight, Slice, Tenso
 /// Outputs in a word.
 const WORD: usize = 8;
 /// Which output of its word the four bits at `4 * i` are of.
-const ORDER: [usize; WORD] = [0, 2, 4, 6, 1, 3, 5, 7];
+pub(super) const ORDER: [usize; WORD] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     let bits = config.spelled(&["bits", "w_bit"]).unwrap_or("bits");
@@ -58,10 +58,20 @@ struct Awq {
 }
 
 /// The tensors that stand for a weight.
-struct Packed<'a> {
-    weights: Tensor<'a>,
-    zeros: Tensor<'a>,
-    scales: Tensor<'a>,
+pub(super) struct Packed<'a> {
+    pub weights: Tensor<'a>,
+    /// Absent: codes are signed.
+    pub zeros: Option<Tensor<'a>>,
+    pub scales: Tensor<'a>,
+}
+
+/// Words of eight outputs.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs {
+    /// Inputs that share a scale, or [`ALL_COLUMNS`].
+    pub group: usize,
+    /// Which output of its word the four bits at `4 * i` are of.
+    pub order: [usize; WORD],
 }
 
 impl GroupedMethod for Awq {
@@ -69,11 +79,14 @@ impl GroupedMethod for Awq {
         let Some(stem) = stem(slice, tensors) else { return Ok(None) };
         let Some(weights) = tensors.get(&format!("{stem}qweight")) else { return Ok(None) };
         let [zeros, scales] = ["qzeros", "scales"].map(|end| tensors.find(&format!("{stem}{end}")));
-        let packed = Packed { weights, zeros: zeros?, scales: scales? };
-        let shape = whole_shape(slice).ok_or_else(|| packed.weights.misshapen(slice.stored_shape()))?;
+        let (zeros, scales) = (zeros?, scales?);
+        let shape = whole_shape(slice).ok_or_else(|| weights.misshapen(slice.stored_shape()))?;
         match self.layout {
-            Layout::Gemm => self.gemm(packed, shape, tensors).map(Some),
-            Layout::Gemv => self.gemv(packed, shape, tensors).map(Some),
+            Layout::Gemm => {
+                let outputs = Outputs { group: self.group, order: ORDER };
+                outputs.matrix(Packed { weights, zeros: Some(zeros), scales }, shape, tensors).map(Some)
+            }
+            Layout::Gemv => self.gemv([weights, zeros, scales], shape, tensors).map(Some),
         }
     }
 
@@ -100,50 +113,68 @@ impl GroupedMethod for Awq {
     }
 }
 
-impl Awq {
-    fn groups(&self, inputs: usize) -> usize {
-        inputs.div_ceil(self.group)
-    }
-
-    fn gemm<'a>(&self, from: Packed<'a>, shape: [usize; 2], all: Tensors<'a>) -> Result<CodeMatrix<'a>, LoadError> {
-        let ([outputs, inputs], groups) = (shape, self.groups(shape[1]));
+impl Outputs {
+    /// The weight of these outputs and inputs.
+    pub(super) fn matrix<'a>(
+        self,
+        from: Packed<'a>,
+        [outputs, inputs]: [usize; 2],
+        all: Tensors<'a>,
+    ) -> Result<CodeMatrix<'a>, LoadError> {
+        let groups = if self.group == ALL_COLUMNS { 1 } else { inputs.div_ceil(self.group) };
         if !outputs.is_multiple_of(WORD) {
             return Err(from.weights.misshapen(vec![inputs, outputs / WORD]));
         }
         let line = outputs / WORD;
         let weights = Words::read(&from.weights, [inputs, line], all)?;
-        let zeros = Words::read(&from.zeros, [groups, line], all)?;
+        let zeros = from.zeros.map(|zeros| Words::read(&zeros, [groups, line], all)).transpose()?;
         let scales = Numbers::read(&from.scales, &[groups, outputs], all)?;
         // Where the bits of an output lie in its word.
-        let shift = |output: usize| ORDER.iter().position(|of| *of == output % WORD).unwrap_or(0) * 4;
+        let shift = move |output: usize| self.order.iter().position(|of| *of == output % WORD).unwrap_or(0) * 4;
         let bits = move |words: &Words<'_>, row: usize, output: usize| {
             (words.at(row * line + output / WORD) >> shift(output) & 15) as u8
         };
+        // Signed codes count from the middle when their highest bit is turned.
+        let turn = if zeros.is_some() { 0 } else { CodeBits::Four.middle() };
+        let meaning = zeros.map_or(Meaning::Symmetric, |zeros| {
+            Meaning::Zeros(Box::new(move |output, group| bits(&zeros, group, output)))
+        });
         Ok(CodeMatrix {
-            shape,
+            shape: [outputs, inputs],
             bits: CodeBits::Four,
             group: self.group,
             scale_type: scales.dtype,
             codes: Box::new(move |output, cols, out| {
-                cols.zip(out).for_each(|(input, code)| *code = bits(&weights, input, output));
+                cols.zip(out).for_each(|(input, code)| *code = bits(&weights, input, output) ^ turn);
             }),
             scale: scales.by_group(outputs),
-            meaning: Meaning::Zeros(Box::new(move |output, group| bits(&zeros, group, output))),
+            meaning,
             groups: None,
             input: InputRounding::None,
             upright: false,
         })
     }
+}
 
-    fn gemv<'a>(&self, from: Packed<'a>, shape: [usize; 2], all: Tensors<'a>) -> Result<CodeMatrix<'a>, LoadError> {
+impl Awq {
+    fn groups(&self, inputs: usize) -> usize {
+        inputs.div_ceil(self.group)
+    }
+
+    fn gemv<'a>(
+        &self,
+        [weights, zeros, scales]: [Tensor<'a>; 3],
+        shape: [usize; 2],
+        all: Tensors<'a>,
+    ) -> Result<CodeMatrix<'a>, LoadError> {
         let ([outputs, inputs], groups) = (shape, self.groups(shape[1]));
-        let width = from.zeros.shape.last().copied().unwrap_or(0);
+        let width = zeros.shape.last().copied().unwrap_or(0);
         if !inputs.is_multiple_of(WORD) || width * WORD < groups {
-            return Err(from.weights.misshapen(vec![outputs, inputs / WORD]));
+            return Err(weights.misshapen(vec![outputs, inputs / WORD]));
         }
-        let weights = Words::read(&from.weights, [outputs, inputs / WORD], all)?;
-        let zeros = Words::read(&from.zeros, [outputs, width], all)?;
-        let scales = Numbers::read(&from.scales, &[outputs, width * WORD], all)?;
+        let weights = Words::read(&weights, [outputs, inputs / WORD], all)?;
+        let zeros = Words::read(&zeros, [outputs, width], all)?;
+        let scales = Numbers::read(&scales, &[outputs, width * WORD], all)?;
         Ok(CodeMatrix {
             shape,
             bits: CodeBits::Four,

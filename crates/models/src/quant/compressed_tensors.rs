@@ -214,7 +214,7 @@ fn packed<'a>(
 }
 
 /// Signed integers, one a byte.
-fn bytes<'a>(
+pub(super) fn bytes<'a>(
     slice: &Slice,
     weights: Tensor<'a>,
     tensors: Tensors<'a>,

@@ -5,7 +5,7 @@ use model_spec::{ConfigError, ConfigFile};
 use regex::Regex;
 
 /// What lists of such modules are called.
-const KEYS: [&str; 4] = ["exclude_modules", "ignore", "ignored_layers", "modules_to_not_convert"];
+const KEYS: [&str; 5] = ["exclude", "exclude_modules", "ignore", "ignored_layers", "modules_to_not_convert"];
 
 /// The modules.
 #[derive(Debug, Default)]

@@ -296,9 +296,11 @@ fn floats_of_four_bits() {
     let stored = |name| bytes(name, Dtype::U8, &[OUT, IN / 2], packed.clone());
     let stored_scales = bytes("weight_scale", Dtype::F8_E4M3, &[OUT, 4], scale_codes.clone());
     let made = [stored("weight"), stored_scales.clone(), f32s("weight_scale_2", &[], &[0.25])];
-    check(r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, &made, |row, col| {
-        weight(row, col) * scale(row, col) * 0.25
-    });
+    let mixed = r#"{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers":
+        {"layer": {"quant_algo": "NVFP4", "group_size": 16}}}"#;
+    for config in [r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, mixed] {
+        check(config, &made, |row, col| weight(row, col) * scale(row, col) * 0.25);
+    }
     let config = group(r#"{"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}"#);
     let made = [stored("weight_packed"), stored_scales, f32s("weight_global_scale", &[1], &[4.0])];
     check(&config, &made, |row, col| weight(row, col) * scale(row, col) / 4.0);
@@ -318,7 +320,8 @@ fn floats_of_eight_bits_with_exponents_as_scales() {
         bytes("weight_scale", Dtype::U8, &[OUT, 2], exponents.clone()),
     ];
     let compressed = group(r#"{"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32}"#);
-    for config in [compressed.as_str(), r#"{"quant_method": "modelopt", "quant_algo": "MXFP8"}"#] {
+    let mixed = r#"{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}"#;
+    for config in [compressed.as_str(), r#"{"quant_method": "modelopt", "quant_algo": "MXFP8"}"#, mixed] {
         check(config, &made, |row, col| {
             e4m3::decode(codes[row * IN + col]) * 2.0_f32.powi(i32::from(exponents[row * 2 + col / 32]) - 127)
         });
@@ -335,5 +338,84 @@ fn floats_of_eight_bits_by_other_makers() {
         weight(row, col) * scale[row]
     });
     let made = [stored, f32s("weight_scale", &[], &[0.5]), f32s("input_scale", &[], &[0.1])];
-    check(r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#, &made, |row, col| weight(row, col) * 0.5);
+    for algorithm in ["FP8", "MIXED_PRECISION"] {
+        let config = format!(r#"{{"quant_method": "modelopt", "quant_algo": "{algorithm}"}}"#);
+        check(&config, &made, |row, col| weight(row, col) * 0.5);
+    }
+}
+
+fn quark(rest: &str, weight: &str) -> String {
+    format!(r#"{{"quant_method": "quark", {rest}"global_quant_config": {{"weight": {weight}}}}}"#)
+}
+
+#[test]
+fn quark_of_eight_bits() {
+    let codes: Vec<u8> = numbers(OUT * IN, 120, 1).into_iter().map(|code| code as u8).collect();
+    let (stored, scale) = (bytes("weight", Dtype::F8_E4M3, &[OUT, IN], codes.clone()), scales(OUT));
+    let weight = |row: usize, col: usize| e4m3::decode(codes[row * IN + col]);
+    // The module has a scheme of its own, which has a stored scale of inputs; the first that means it counts.
+    let named = r#""layer_quant_config": {"lay?r*": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"},
+        "input_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}, "*": {"weight": null}}, "#;
+    let made = [stored.clone(), f32s("weight_scale", &[OUT], &scale), f32s("input_scale", &[], &[0.1])];
+    check(&quark(named, "null"), &made, |row, col| weight(row, col) * scale[row]);
+    let made = [stored.clone(), f32s("weight_scale", &[1], &[0.5])];
+    check(&quark("", r#"{"dtype": "fp8_e4m3", "qscheme": "per_tensor"}"#), &made, |row, col| weight(row, col) * 0.5);
+    let exponents: Vec<u8> = numbers(4, 20, 3).into_iter().map(|number| number as u8 + 117).collect();
+    let made = [stored, bytes("weight_scale", Dtype::U8, &[2, 2], exponents.clone())];
+    let config = quark("", r#"{"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [16, 32]}"#);
+    check(&config, &made, |row, col| {
+        weight(row, col) * 2.0_f32.powi(i32::from(exponents[row / 16 * 2 + col / 32]) - 127)
+    });
+    let stored = bytes("weight", Dtype::I8, &[OUT, IN], codes.iter().map(|code| code.wrapping_mul(2)).collect());
+    let made =
+        [stored, f32s("weight_scale", &[OUT], &scale), bytes("weight_zero_point", Dtype::I8, &[OUT], vec![0; OUT])];
+    check(&quark("", r#"{"dtype": "int8", "qscheme": "per_channel", "symmetric": true}"#), &made, |row, col| {
+        f32::from(codes[row * IN + col].wrapping_mul(2) as i8) * scale[row]
+    });
+}
+
+#[test]
+fn quark_of_four_bits() {
+    let (codes, scale) = (numbers(OUT * IN, 16, 1), scales(2 * OUT));
+    let packed: Vec<u8> = codes.chunks(2).map(|pair| (pair[0] | pair[1] << 4) as u8).collect();
+    let exponents: Vec<u8> = numbers(OUT * 2, 20, 3).into_iter().map(|number| number as u8 + 117).collect();
+    let floats = bytes("weight", Dtype::U8, &[OUT, IN / 2], packed);
+    let made = [floats.clone(), bytes("weight_scale", Dtype::U8, &[OUT, 2], exponents.clone())];
+    let config = quark("", r#"{"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}"#);
+    check(&config, &made, |row, col| {
+        float4(codes[row * IN + col]) * 2.0_f32.powi(i32::from(exponents[row * 2 + col / 32]) - 127)
+    });
+    let scale_codes: Vec<u8> = numbers(OUT * 4, 100, 2).into_iter().map(|code| code as u8).collect();
+    let made = [
+        floats,
+        bytes("weight_scale", Dtype::F8_E4M3, &[OUT, 4], scale_codes.clone()),
+        f32s("weight_scale_2", &[], &[0.25]),
+    ];
+    let config = quark("", r#"[{"dtype": "fp4", "qscheme": "per_group", "group_size": 16}, {"dtype": "fp8_e4m3"}]"#);
+    check(&config, &made, |row, col| {
+        float4(codes[row * IN + col]) * (e4m3::decode(scale_codes[row * 4 + col / 16]) * 0.25)
+    });
+    // Integers: signed in AWQ's order, and with zero points in their own.
+    let lines = |order: [usize; 8], lines: Vec<Vec<u32>>, turn: u32| {
+        let word = |word: &[u32]| order.map(|at| word[at] ^ turn);
+        let lines: Vec<Vec<u32>> = lines.iter().map(|line| line.chunks(8).flat_map(word).collect()).collect();
+        words(&lines, 4)
+    };
+    let (awq, own) = ([0, 2, 4, 6, 1, 3, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7]);
+    let scale_tensor = f16s("weight_scale", &[2, OUT], &scale);
+    let made = [i32s("weight", &lines(awq, turned(&rows(&codes, IN)), 8)), scale_tensor.clone()];
+    let config = quark("", r#"{"dtype": "int4", "qscheme": "per_group", "group_size": 32}"#);
+    check(&config, &made, |row, col| (codes[row * IN + col] as f32 - 8.0) * scale[col / 32 * OUT + row]);
+    let zeros = numbers(2 * OUT, 16, 2);
+    let made = [
+        i32s("weight", &lines(own, turned(&rows(&codes, IN)), 0)),
+        i32s("weight_zero_point", &lines(own, rows(&zeros, OUT), 0)),
+        scale_tensor,
+    ];
+    let export = r#""export": {"pack_method": "order"}, "#;
+    let config = quark(export, r#"{"dtype": "uint4", "qscheme": "per_group", "group_size": 32}"#);
+    check(&config, &made, |row, col| {
+        let at = col / 32 * OUT + row;
+        (codes[row * IN + col] as f32 - zeros[at] as f32) * scale[at]
+    });
 }

@@ -23,6 +23,7 @@ mod modelopt;
 mod mxfp4;
 mod online;
 mod packed;
+mod quark;
 mod scaled;
 mod squeezellm;
 #[cfg(test)]
@@ -48,6 +49,7 @@ const METHODS: &[(&str, Read)] = &[
     ("gptq", gptq::read),
     ("modelopt", modelopt::read),
     ("mxfp4", mxfp4::read),
+    ("quark", quark::read),
     ("squeezellm", squeezellm::read),
 ];
 
@@ -62,6 +64,8 @@ const ALIASES: &[(&str, &str)] = &[
     ("moe_wna16", "awq"),
     ("moe_wna16", "gptq"),
     ("modelopt_fp4", "modelopt"),
+    ("modelopt_mixed", "modelopt"),
+    ("modelopt_mxfp8", "modelopt"),
 ];
 
 use left_out::LeftOut;
@@ -252,7 +256,10 @@ mod tests {
         check(r#"{"quant_method": "gptq", "bits": 5}"#, &["bits", "2, 3, 4 and 8"]);
         check(r#"{"quant_method": "gptq", "group_size": 0}"#, &["group_size", "-1"]);
         check(r#"{"quant_method": "gptq", "checkpoint_format": "marlin"}"#, &["checkpoint_format", "gptq_v2"]);
-        check(r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#, &["quant_algo", "MXFP8 and NVFP4"]);
+        check(r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#, &["quant_algo", "NVFP4 and MIXED"]);
+        let mixed = r#"{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers":
+            {"model.layers.0.mlp.up_proj": {"quant_algo": "W4A16_AWQ"}}}"#;
+        check(mixed, &["quant_algo", "model.layers.0.mlp.up_proj", "MXFP8"]);
         check(r#"{"quant_method": "squeezellm", "wbits": 3}"#, &["wbits", "4 bits"]);
         check(
             r#"{"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}"#,
@@ -268,6 +275,17 @@ mod tests {
         );
         check(r#"{"quant_method": "auto-round", "data_type": "nv_fp"}"#, &["data_type", "int"]);
         check(r#"{"quant_method": "auto-round", "packing_format": "odd"}"#, &["packing_format", "auto_round:auto_awq"]);
+        let quark = |global: &str| format!(r#"{{"quant_method": "quark", "global_quant_config": {global}}}"#);
+        check(r#"{"quant_method": "quark"}"#, &["global_quant_config"]);
+        check(&quark(r#"{"weight": {"dtype": "fp6_e2m3", "qscheme": "per_group"}}"#), &["dtype", "fp6_e2m3", "int8"]);
+        check(&quark(r#"{"weight": {"dtype": "int8", "symmetric": false}}"#), &["symmetric", "zero points"]);
+        check(&quark(r#"{"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}"#), &["weight", "NVFP4"]);
+        check(&quark(r#"{"weight": null, "output_tensors": {"dtype": "int8"}}"#), &["output_tensors", "KV cache"]);
+        let input = r#"{"weight": {"dtype": "int8"}, "input_tensors": {"dtype": "int8", "is_dynamic": true}}"#;
+        check(&quark(input), &["input_tensors.dtype", "dynamic"]);
+        let rotated = r#"{"quant_method": "quark", "algo_config": [{"name": "rotation", "online_config":
+            {"online_rotation_layers": ["model.layers.0.mlp.down_proj"]}}], "global_quant_config": {}}"#;
+        check(rotated, &["algo_config", "rotated"]);
         check(r#"{"quant_method": "awq", "bits": 8}"#, &["bits", "4 bits"]);
         check(r#"{"quant_method": "awq", "version": "exllama"}"#, &["version", "gemm and gemv"]);
         let group = |weights: &str| {

@@ -17,7 +17,7 @@ use super::packed::not_conv1d;
 use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4};
 use crate::error::LoadError;
-use crate::weights::{Code, Element, Slice, Tensors};
+use crate::weights::{Code, Element, Fetched, Slice, Stored, Tensors};
 
 pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     // Some files have it one level deeper, as `hf_quant_config.json` does.
@@ -28,8 +28,12 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         "FP8_PER_CHANNEL_PER_TOKEN" => floats(None, InputScheme::PerToken, MadeScales::Rows),
         "MXFP8" => floats(Some([1, MX_BLOCK]), InputScheme::PerGroup(MX_BLOCK), MadeScales::Unknown),
         "NVFP4" => Box::new(Grouped(Nvfp4)),
+        "MIXED_PRECISION" => {
+            check_layers(config)?;
+            Box::new(Mixed)
+        }
         _ => {
-            let reason = "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8 and NVFP4 are supported";
+            let reason = "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8, NVFP4 and MIXED_PRECISION of these are supported";
             return Err(config.unsupported("quant_algo", reason));
         }
     };
@@ -44,6 +48,21 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
 /// Eight-bit floats.
 fn floats(block: Option<[usize; 2]>, input: InputScheme, made: MadeScales) -> Box<dyn Quantization> {
     Box::new(ScaledE4m3 { block, input, made })
+}
+
+/// Fails where a layer of a mixture has weights that are not supported.
+fn check_layers(config: &ConfigFile) -> Result<(), ConfigError> {
+    let Some(layers) = config.object("quantized_layers")? else { return Ok(()) };
+    for name in layers.keys() {
+        let Some(layer) = layers.object(name)? else { continue };
+        if !["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "NVFP4"].contains(&layer.text_or("quant_algo", "")?.as_str())
+        {
+            return Err(
+                layer.unsupported("quant_algo", "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8 and NVFP4 are supported")
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The newer spelling: `kv_cache_scheme` of float and 8 bits.
@@ -64,5 +83,40 @@ impl GroupedMethod for Nvfp4 {
         let Some(weights) = tensor.filter(|tensor| tensor.element == Element::Code(Code::U8)) else { return Ok(None) };
         not_conv1d(slice, &weights)?;
         float4::modelopt(slice, weights, tensors).map(Some)
+    }
+}
+
+/// Layers that differ: tensors tell which is which.
+struct Mixed;
+
+impl Mixed {
+    /// How a layer is stored.
+    fn of(slice: &Slice, tensors: Tensors<'_>) -> Box<dyn Quantization> {
+        let name = &slice.location.tensor;
+        let is_bytes = |name: &str| tensors.get(name).is_some_and(|tensor| tensor.element == Element::Code(Code::U8));
+        let has_input =
+            || tensors.get(&format!("{}input_scale", name.strip_suffix("weight").unwrap_or(name))).is_some();
+        if is_bytes(name) {
+            Box::new(Grouped(Nvfp4))
+        } else if is_bytes(&format!("{name}_scale")) {
+            floats(Some([1, MX_BLOCK]), InputScheme::PerGroup(MX_BLOCK), MadeScales::Unknown)
+        } else {
+            let input = if has_input() { InputScheme::Static } else { InputScheme::PerToken };
+            floats(None, input, MadeScales::Unknown)
+        }
+    }
+}
+
+impl Quantization for Mixed {
+    fn check(&self, slice: &Slice, tensors: Tensors<'_>) -> Result<Option<Stored>, LoadError> {
+        Self::of(slice, tensors).check(slice, tensors)
+    }
+
+    fn fetch<'a>(&self, slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Fetched<'a>>, LoadError> {
+        Self::of(slice, tensors).fetch(slice, tensors)
+    }
+
+    fn is_decoded(&self) -> bool {
+        false
     }
 }

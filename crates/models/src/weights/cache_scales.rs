@@ -9,7 +9,7 @@ use super::{LayerParam, Names, ParamId, ParamKind, Weights};
 use crate::error::LoadError;
 
 /// How names of scales end.
-const ENDS: [&str; 3] = [".k_scale", ".v_scale", ".kv_scale"];
+const ENDS: [&str; 5] = [".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"];
 
 /// Of a layer.
 #[derive(Clone, Default, PartialEq, Debug)]
@@ -59,10 +59,11 @@ impl Found {
                 format!("{mixer}.{scale}"),
                 format!("{mixer}.attn.{scale}"),
                 format!("{projection}.{scale}"),
+                format!("{projection}.output_scale"),
                 format!("{mixer}.kv_scale"),
             ]
         });
-        let alone = self.take(&value[..3], heads)?;
+        let alone = self.take(&value[..4], heads)?;
         match (self.take(&key, heads)?, alone) {
             (Some((_, key)), Some((_, value))) => Ok(LayerScales::of(key, value, heads)),
             // One scale for both.

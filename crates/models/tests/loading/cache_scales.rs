@@ -43,6 +43,7 @@ fn scales_are_honoured() {
         [KEY, VALUE],
         ["self_attn.attn.k_scale", "self_attn.attn.v_scale"],
         ["self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"],
+        ["self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"],
     ] {
         let scaled = with_cache(&checkpoint(CONFIG, &[(names[0], 0.125), (names[1], 0.25)]), narrow);
         assert!(distance(&scaled, &plain) < 0.02, "{names:?}: {}", distance(&scaled, &plain));

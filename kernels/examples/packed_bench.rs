@@ -23,7 +23,7 @@ fn main() {
         for (name, format) in formats().into_iter().filter(|(name, _)| wanted.as_ref().is_none_or(|word| word == name))
         {
             // Blocks of 256 do not fit all widths.
-            let k = if format == WeightFormat::Blocks(GgmlType::Q4K) { k.next_multiple_of(256) } else { k };
+            let k = if let WeightFormat::Blocks(kind) = format { k.next_multiple_of(kind.block().elements) } else { k };
             let mut backend = CpuBackend::new(CpuOptions { threads, isa });
             let matrix = Stored::new(format, n, k);
             let w = backend.load_matrix(matrix.matrix(), DType::Bf16);
@@ -42,7 +42,7 @@ fn main() {
     }
 }
 
-fn formats() -> [(&'static str, WeightFormat); 6] {
+fn formats() -> Vec<(&'static str, WeightFormat)> {
     let g128 = GroupedFormat {
         bits: CodeBits::Four,
         group: 128,
@@ -51,14 +51,20 @@ fn formats() -> [(&'static str, WeightFormat); 6] {
         order: ColumnOrder::InOrder,
         input: InputRounding::None,
     };
-    [
-        ("bf16", WeightFormat::Plain(DType::Bf16)),
-        ("Q4_0", WeightFormat::Blocks(GgmlType::Q4_0)),
-        ("Q4_1", WeightFormat::Blocks(GgmlType::Q4_1)),
-        ("Q4_K", WeightFormat::Blocks(GgmlType::Q4K)),
-        ("Q8_0", WeightFormat::Blocks(GgmlType::Q8_0)),
-        ("g128", WeightFormat::Grouped(g128)),
-    ]
+    let blocks = [
+        ("Q4_0", GgmlType::Q4_0),
+        ("Q4_1", GgmlType::Q4_1),
+        ("Q8_0", GgmlType::Q8_0),
+        ("Q2_K", GgmlType::Q2K),
+        ("Q3_K", GgmlType::Q3K),
+        ("Q4_K", GgmlType::Q4K),
+        ("Q6_K", GgmlType::Q6K),
+        ("IQ2_XS", GgmlType::Iq2Xs),
+        ("IQ3_XXS", GgmlType::Iq3Xxs),
+        ("IQ4_XS", GgmlType::Iq4Xs),
+    ];
+    let others = [("bf16", WeightFormat::Plain(DType::Bf16)), ("g128", WeightFormat::Grouped(g128))];
+    others.into_iter().chain(blocks.map(|(name, kind)| (name, WeightFormat::Blocks(kind)))).collect()
 }
 
 /// A matrix of made-up codes.

@@ -90,6 +90,8 @@ pub struct IntegerFormat {
     pub group: usize,
     /// What is taken away.
     pub offsets: Offsets,
+    /// Codes of eight bits that are one of these: a device may keep four bits of each.
+    pub levels: Option<&'static [u8; 16]>,
 }
 
 /// What is taken from a code, or from its product with the scale.
@@ -110,8 +112,8 @@ impl IntegerFormat {
             WeightFormat::Plain(_) | WeightFormat::ScaledE4m3 { .. } => None,
             WeightFormat::Blocks(kind) => Some(Self::of_blocks(kind)),
             WeightFormat::Grouped(GroupedFormat { bits, group, levels, .. }) => match levels {
-                Levels::Integers(Zeros::Middle) => Some(Self { bits, group, offsets: Offsets::Middle }),
-                Levels::Integers(Zeros::Stored) => Some(Self { bits, group, offsets: Offsets::Before }),
+                Levels::Integers(Zeros::Middle) => Some(Self { bits, group, offsets: Offsets::Middle, levels: None }),
+                Levels::Integers(Zeros::Stored) => Some(Self { bits, group, offsets: Offsets::Before, levels: None }),
                 Levels::Shared(_) | Levels::Rows => None,
             },
         }
@@ -119,7 +121,7 @@ impl IntegerFormat {
 
     fn of_blocks(kind: GgmlType) -> Self {
         let bits = match kind {
-            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q4K => CodeBits::Four,
+            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K => CodeBits::Four,
             GgmlType::Iq3S | GgmlType::Tq1_0 | GgmlType::Tq2_0 => CodeBits::Four,
             _ => CodeBits::Eight,
         };
@@ -128,11 +130,11 @@ impl IntegerFormat {
             GgmlType::Iq3S => Offsets::After,
             _ => Offsets::Middle,
         };
-        Self { bits, group: ggml::group(kind), offsets }
+        Self { bits, group: ggml::group(kind), offsets, levels: ggml::levels(kind) }
     }
 
     /// What a code of nothing but zero would be, before an offset.
-    pub(crate) const fn base(self) -> u8 {
+    pub const fn base(self) -> u8 {
         match (self.offsets, self.bits) {
             (Offsets::Before | Offsets::After, CodeBits::Four) => 0,
             _ => self.bits.middle(),

@@ -33,6 +33,27 @@ pub(super) const fn group(kind: GgmlType) -> usize {
     }
 }
 
+/// The codes that there are, where these are sixteen at most that do not follow each other.
+pub(super) const fn levels(kind: GgmlType) -> Option<&'static [u8; 16]> {
+    match kind {
+        GgmlType::Iq4Nl | GgmlType::Iq4Xs => Some(const { &above_middle(LEVELS) }),
+        GgmlType::Iq1S | GgmlType::Iq1M => Some(&grids::IQ1_CODES),
+        GgmlType::Iq2Xxs | GgmlType::Iq2Xs | GgmlType::Iq2S => Some(&grids::IQ2_CODES),
+        GgmlType::Iq3Xxs => Some(&grids::IQ3_XXS_CODES),
+        _ => None,
+    }
+}
+
+/// Signed codes as those without sign, which count from the middle.
+const fn above_middle(codes: [i8; 16]) -> [u8; 16] {
+    let (mut bytes, mut at) = ([0; 16], 0);
+    while at < 16 {
+        bytes[at] = (codes[at] as u8).wrapping_add(128);
+        at += 1;
+    }
+    bytes
+}
+
 /// Unpacks a row.
 pub(super) fn read(blocks: GgmlBlocks<'_>, row: usize, cols: usize, out: &mut IntegerRow) {
     let GgmlBlocks { kind, bytes } = blocks;

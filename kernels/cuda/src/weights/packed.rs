@@ -104,9 +104,10 @@ impl Kind {
     }
 
     fn of_integers(format: IntegerFormat, cols: usize) -> Self {
+        // Products of codes of four bits take 32 columns at a time.
         let code = match format.bits {
-            CodeBits::Four => Code::Int4,
-            CodeBits::Eight => Code::Int8,
+            CodeBits::Four if format.group.is_multiple_of(32) || format.group == ALL_COLUMNS => Code::Int4,
+            _ => Code::Int8,
         };
         let zeros = match format.offsets {
             Offsets::Middle => Zeros::Middle,
@@ -410,11 +411,14 @@ impl Planes {
 
     fn of_rows(piece: &HostMatrix<'_>, rows: std::ops::Range<usize>, kind: Kind) -> Self {
         let (mut planes, mut row_of) = (Self::default(), IntegerRow::default());
+        // Codes of four bits that are kept in eight count from another middle.
+        let format = IntegerFormat::of(piece.format()).filter(|format| format.bits == CodeBits::Four);
+        let lift = format.map_or(0, |format| CodeBits::Eight.middle() - format.base());
         for row in rows {
             row_of.read(piece, row);
             match kind.pieces() {
                 1 => planes.codes.extend(row_of.codes.chunks(2).map(|two| two[0] | two.get(1).unwrap_or(&0) << 4)),
-                _ => planes.codes.extend(&row_of.codes),
+                _ => planes.codes.extend(row_of.codes.iter().map(|code| code + lift)),
             }
             planes.scales.extend(row_of.scales.iter().flat_map(|scale| scale.to_ne_bytes()));
             planes.offsets.extend(row_of.offsets.iter().flat_map(|offset| (-offset).to_ne_bytes()));

@@ -11,7 +11,7 @@
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
 use super::digits::{DIGITS, Digits, RowBlock, SPAN};
-use super::integers::{Arithmetic, Integers, LEAST_BLOCK};
+use super::integers::{Arithmetic, Integers, Kept, LEAST_BLOCK};
 use super::needs::Needs;
 use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::PANEL;
@@ -70,7 +70,7 @@ impl<'a> Job<'a> {
         let row_tiles = product.rows.div_ceil(TILE_ROWS);
         let shares = (threads * 4).div_ceil(row_tiles.div_ceil(ROW_TILES));
         let group = product.w.panels().div_ceil(shares).clamp(1, PANELS);
-        let line = if codes.bits == CodeBits::Four { DIGITS * digits.chunk } else { digits.chunk };
+        let line = if codes.kept == Kept::Four { DIGITS * digits.chunk } else { digits.chunk };
         Some(Self { product, codes, digits, row_tiles, group, shape: TileShape::of_bytes(line) })
     }
 
@@ -139,7 +139,7 @@ impl IntKernel for Strip<'_> {
     #[inline(always)]
     fn run<S: Ints>(self) {
         let Digits { chunk, span_blocks, .. } = self.job.digits;
-        match (self.job.codes.bits, chunk, span_blocks) {
+        match (self.job.codes.kept.multiplied(), chunk, span_blocks) {
             (CodeBits::Four, 32, 1) => self.all::<S, 4, 32, 1>(),
             (CodeBits::Four, 32, 2) => self.all::<S, 4, 32, 2>(),
             (CodeBits::Four, 32, _) => self.all::<S, 4, 32, 4>(),
@@ -200,14 +200,20 @@ impl Strip<'_> {
         let Job { codes, digits, product, .. } = self.job;
         let Arithmetic::Rounded { scales, adds, .. } = &codes.arithmetic else { unreachable!("checked in new") };
         let (first, bytes) = (spans.start * digits.span_blocks, chunk_bytes(BITS, CHUNK));
-        // SAFETY: a chunk has `CHUNK * BITS / 8` bytes of codes times sixteen; the room has a place for each chunk and
-        // block of the spans.
+        let levels = if let Kept::Levels(levels) = codes.kept { Some(levels.map(|code| code ^ 0x80)) } else { None };
+        let stored = if levels.is_some() { 4 } else { BITS };
+        // SAFETY: a chunk has `CHUNK * stored / 8` bytes of codes times sixteen; the room has a place for each chunk
+        // and block of the spans.
         unsafe {
             for block in first..spans.end * digits.span_blocks {
                 for chunk in digits.chunks_of(block) {
-                    let from = product.w.panel(panel).add(chunk * (CHUNK * BITS / 8 * PANEL));
+                    let from = product.w.panel(panel).add(chunk * (CHUNK * stored / 8 * PANEL));
                     let at = (chunk - first * digits.block_chunks) * bytes;
-                    unpack::<BITS, CHUNK>(from.cast(), (&raw mut (*self.room).bytes).cast::<u8>().add(at).cast());
+                    let to = (&raw mut (*self.room).bytes).cast::<u8>().add(at);
+                    match &levels {
+                        Some(levels) => look_up::<S, CHUNK>(levels, from, to),
+                        None => unpack::<BITS, CHUNK>(from.cast(), to.cast()),
+                    }
                 }
                 let place = (block < digits.blocks).then(|| codes.place(panel, block * digits.block_chunks * CHUNK));
                 let load = |from: &[u16]| place.map_or(S::splat(0.0), |at| S::load_f16(from.as_ptr().add(at)));
@@ -355,6 +361,24 @@ unsafe fn multiply<const BITS: usize, const CHUNK: usize, const BLOCKS: usize>(
     }
 }
 
+/// Makes the codes of a chunk signed bytes, which are these, as a tile of weights has them.
+///
+/// # Safety
+/// As [`unpack`].
+#[inline(always)]
+unsafe fn look_up<S: Ints, const CHUNK: usize>(levels: &[u8; 16], from: *const u8, to: *mut u8) {
+    for line in 0..CHUNK / 8 {
+        for lanes in (0..PANEL).step_by(S::N) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let [low, high] = S::load_levels(from.add((line * PANEL + lanes) * 4), levels);
+                S::store_codes(low, to.add((line * 2 * PANEL + lanes) * 4));
+                S::store_codes(high, to.add(((line * 2 + 1) * PANEL + lanes) * 4));
+            }
+        }
+    }
+}
+
 /// Makes the codes of a chunk signed bytes, as a tile of weights has them: of four bits sixteen times each, then each.
 ///
 /// # Safety
@@ -377,6 +401,40 @@ unsafe fn unpack<const BITS: usize, const CHUNK: usize>(from: *const [u32; PANEL
                 // Bytes from 0x78 to 0x87, none of which carries into the next.
                 let signed = codes.map(|four| ((four >> 4 & 0x0f0f_0f0f) + 0x7878_7878) ^ 0x8080_8080);
                 *to.add(CHUNK / 4 + line * 2 + half) = signed;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::ints::vectorize_ints;
+
+    struct LookUp<'a> {
+        levels: &'a [u8; 16],
+        from: &'a [u8; 16 * PANEL],
+        to: &'a mut [u8; 32 * PANEL],
+    }
+
+    impl IntKernel for LookUp<'_> {
+        fn run<S: Ints>(self) {
+            // SAFETY: these are 32 k of a panel, in four bits and in eight.
+            unsafe { look_up::<S, 32>(self.levels, self.from.as_ptr(), self.to.as_mut_ptr()) };
+        }
+    }
+
+    #[test]
+    fn levels_are_looked_up_in_the_order_of_codes_of_eight_bits() {
+        let levels: [u8; 16] = std::array::from_fn(|number| (number * number + 3) as u8);
+        let from = std::array::from_fn(|at| (at * 37 % 251) as u8);
+        for isa in Isa::available() {
+            let mut to = [0; 32 * PANEL];
+            vectorize_ints(isa, LookUp { levels: &levels, from: &from, to: &mut to });
+            for (k, column) in (0..32).flat_map(|k| (0..PANEL).map(move |column| (k, column))) {
+                let half = from[(k / 8 * PANEL + column) * 4 + k % 4] >> (k % 8 / 4 * 4) & 15;
+                let got = to[(k / 4 * PANEL + column) * 4 + k % 4];
+                assert_eq!(got, levels[usize::from(half)], "{isa:?}: {k} of column {column}");
             }
         }
     }

@@ -41,7 +41,7 @@ pub(super) struct Digits {
     pub(super) spans: usize,
     /// Rows of a row block.
     pub(super) rows: usize,
-    /// Of a code.
+    /// Of a code that is multiplied.
     bits: usize,
     /// What is taken from every code, and the unit of the codes' scales.
     base: i32,
@@ -64,7 +64,8 @@ impl Digits {
     pub(super) fn new(codes: &Integers, k: usize, rows: usize) -> Option<Self> {
         let Arithmetic::Rounded { block, unit, .. } = codes.arithmetic else { return None };
         // A line of a tile is both digits beside codes of four bits, and one beside codes of eight.
-        let chunk = block.min(if codes.bits == CodeBits::Four { 32 } else { 64 });
+        let bits = codes.kept.multiplied();
+        let chunk = block.min(if bits == CodeBits::Four { 32 } else { 64 });
         Some(Self {
             chunk,
             block_chunks: block / chunk,
@@ -73,8 +74,8 @@ impl Digits {
             blocks: k.div_ceil(block),
             spans: k.div_ceil(SPAN),
             rows,
-            bits: if codes.bits == CodeBits::Four { 4 } else { 8 },
-            base: i32::from(codes.bits.middle()),
+            bits: if bits == CodeBits::Four { 4 } else { 8 },
+            base: i32::from(bits.middle()),
             unit,
         })
     }

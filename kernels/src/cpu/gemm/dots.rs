@@ -9,14 +9,13 @@
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
 use super::digits::{DIGITS, Digits, RowBlock};
-use super::integers::{Arithmetic, Integers};
+use super::integers::{Arithmetic, Integers, Kept};
 use super::needs::Needs;
 use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::PANEL;
 use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
 use crate::cpu::simd::ints::{IntKernel, Ints, vectorize_ints};
-use crate::ops::CodeBits;
 use std::ops::Range;
 
 /// Rows of a tile, at most: of AVX2 and of others. With AVX2 a row's sums are in one register, with VNNI in two, and
@@ -103,34 +102,37 @@ struct Strip<'a> {
 impl IntKernel for Strip<'_> {
     #[inline(always)]
     fn run<S: Ints>(self) {
-        match (self.job.codes.bits, self.job.digits.chunk) {
-            (CodeBits::Four, 32) => self.all::<S, 4, 32>(),
-            (CodeBits::Four, _) => self.all::<S, 4, 16>(),
-            (CodeBits::Eight, 64) => self.all::<S, 8, 64>(),
-            (CodeBits::Eight, 32) => self.all::<S, 8, 32>(),
-            (CodeBits::Eight, _) => self.all::<S, 8, 16>(),
+        match (self.job.codes.kept, self.job.digits.chunk) {
+            (Kept::Four, 32) => self.all::<S, 4, 4, 32>(),
+            (Kept::Four, _) => self.all::<S, 4, 4, 16>(),
+            (Kept::Eight, 64) => self.all::<S, 8, 8, 64>(),
+            (Kept::Eight, 32) => self.all::<S, 8, 8, 32>(),
+            (Kept::Eight, _) => self.all::<S, 8, 8, 16>(),
+            (Kept::Levels(_), 64) => self.all::<S, 4, 8, 64>(),
+            (Kept::Levels(_), 32) => self.all::<S, 4, 8, 32>(),
+            (Kept::Levels(_), _) => self.all::<S, 4, 8, 16>(),
         }
     }
 }
 
 impl Strip<'_> {
     #[inline(always)]
-    fn all<S: Ints, const BITS: usize, const CHUNK: usize>(&self) {
+    fn all<S: Ints, const STORED: usize, const BITS: usize, const CHUNK: usize>(&self) {
         for row_block in self.blocks.clone() {
             let mut panel = self.panels.start;
             while panel < self.panels.end {
                 let left = self.panels.end - panel;
                 panel += match (self.job.digits.rows, left, S::N) {
-                    (1, 4.., 16) => self.tile::<S, BITS, CHUNK, 1, 4>(row_block, panel),
-                    (1, 2.., 16) => self.tile::<S, BITS, CHUNK, 1, 2>(row_block, panel),
-                    (1, _, 16) => self.tile::<S, BITS, CHUNK, 1, 1>(row_block, panel),
-                    (2, 2.., 16) => self.tile::<S, BITS, CHUNK, 2, 2>(row_block, panel),
-                    (2, _, 16) => self.tile::<S, BITS, CHUNK, 2, 1>(row_block, panel),
-                    (1, 2.., _) => self.tile::<S, BITS, CHUNK, 1, 4>(row_block, panel),
-                    (1, _, _) => self.tile::<S, BITS, CHUNK, 1, 2>(row_block, panel),
-                    (2, _, _) => self.tile::<S, BITS, CHUNK, 2, 2>(row_block, panel),
-                    (4, _, _) => self.tile::<S, BITS, CHUNK, 4, 2>(row_block, panel),
-                    (_, _, _) => self.tile::<S, BITS, CHUNK, 8, 2>(row_block, panel),
+                    (1, 4.., 16) => self.tile::<S, STORED, BITS, CHUNK, 1, 4>(row_block, panel),
+                    (1, 2.., 16) => self.tile::<S, STORED, BITS, CHUNK, 1, 2>(row_block, panel),
+                    (1, _, 16) => self.tile::<S, STORED, BITS, CHUNK, 1, 1>(row_block, panel),
+                    (2, 2.., 16) => self.tile::<S, STORED, BITS, CHUNK, 2, 2>(row_block, panel),
+                    (2, _, 16) => self.tile::<S, STORED, BITS, CHUNK, 2, 1>(row_block, panel),
+                    (1, 2.., _) => self.tile::<S, STORED, BITS, CHUNK, 1, 4>(row_block, panel),
+                    (1, _, _) => self.tile::<S, STORED, BITS, CHUNK, 1, 2>(row_block, panel),
+                    (2, _, _) => self.tile::<S, STORED, BITS, CHUNK, 2, 2>(row_block, panel),
+                    (4, _, _) => self.tile::<S, STORED, BITS, CHUNK, 4, 2>(row_block, panel),
+                    (_, _, _) => self.tile::<S, STORED, BITS, CHUNK, 8, 2>(row_block, panel),
                 };
             }
         }
@@ -138,7 +140,7 @@ impl Strip<'_> {
 
     /// `R` rows times `C` vectors; the number of panels that they are.
     #[inline(always)]
-    fn tile<S: Ints, const BITS: usize, const CHUNK: usize, const R: usize, const C: usize>(
+    fn tile<S: Ints, const STORED: usize, const BITS: usize, const CHUNK: usize, const R: usize, const C: usize>(
         &self,
         row_block: usize,
         panel: usize,
@@ -156,7 +158,7 @@ impl Strip<'_> {
             for span in 0..digits.spans {
                 let mut part = [[S::splat(0.0); C]; R];
                 for block in digits.blocks_of(span) {
-                    let dots = self.block::<S, BITS, CHUNK, R, C>(&x, block, of_vector);
+                    let dots = self.block::<S, STORED, BITS, CHUNK, R, C>(&x, block, of_vector);
                     let k = digits.chunks_of(block).start * CHUNK;
                     for c in 0..C {
                         let place = codes.place(panel + c / per_panel, k) + c % per_panel * S::N;
@@ -189,7 +191,14 @@ impl Strip<'_> {
     /// # Safety
     /// As in [`Self::tile`].
     #[inline(always)]
-    unsafe fn block<S: Ints, const BITS: usize, const CHUNK: usize, const R: usize, const C: usize>(
+    unsafe fn block<
+        S: Ints,
+        const STORED: usize,
+        const BITS: usize,
+        const CHUNK: usize,
+        const R: usize,
+        const C: usize,
+    >(
         &self,
         x: &RowBlock,
         block: usize,
@@ -198,12 +207,12 @@ impl Strip<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             if R <= 2 {
-                return self.dots::<S, BITS, CHUNK, R, C>(x, block, of_vector);
+                return self.dots::<S, STORED, BITS, CHUNK, R, C>(x, block, of_vector);
             }
             // The sums of many rows leave no registers for inputs that vectors would share.
             let mut sums = [[S::integer(0); C]; R];
             for c in 0..C {
-                let one = self.dots::<S, BITS, CHUNK, R, 1>(x, block, |_| of_vector(c));
+                let one = self.dots::<S, STORED, BITS, CHUNK, R, 1>(x, block, |_| of_vector(c));
                 for r in 0..R {
                     sums[r][c] = one[r][0];
                 }
@@ -217,12 +226,20 @@ impl Strip<'_> {
     /// # Safety
     /// As in [`Self::tile`].
     #[inline(always)]
-    unsafe fn dots<S: Ints, const BITS: usize, const CHUNK: usize, const R: usize, const C: usize>(
+    unsafe fn dots<
+        S: Ints,
+        const STORED: usize,
+        const BITS: usize,
+        const CHUNK: usize,
+        const R: usize,
+        const C: usize,
+    >(
         &self,
         x: &RowBlock,
         block: usize,
         of_vector: impl Fn(usize) -> *const u8,
     ) -> [[S::Integers; C]; R] {
+        let levels = if let Kept::Levels(levels) = self.job.codes.kept { levels } else { &[0; 16] };
         // SAFETY: the caller's promise.
         unsafe {
             let mut dots = [[S::sums(0); C]; R];
@@ -232,13 +249,23 @@ impl Strip<'_> {
             for chunk in self.job.digits.chunks_of(block) {
                 let numbers = x.digits.add(chunk * R * DIGITS * CHUNK);
                 // Four bits hold eight k in a vector, eight bits four.
-                let step = 32 / BITS;
+                let step = 32 / STORED;
                 for k in (0..CHUNK).step_by(step) {
                     for c in 0..C {
-                        let codes = S::load_codes::<BITS>(of_vector(c).add((chunk * CHUNK + k) / step * PANEL * 4));
-                        for r in 0..R {
-                            let numbers = numbers.add(r * DIGITS * CHUNK);
-                            dots[r][c] = S::multiply::<BITS, CHUNK>(dots[r][c], codes, numbers, k);
+                        let from = of_vector(c).add((chunk * CHUNK + k) / step * PANEL * 4);
+                        if STORED == BITS {
+                            let codes = S::load_codes::<BITS>(from);
+                            for r in 0..R {
+                                let numbers = numbers.add(r * DIGITS * CHUNK);
+                                dots[r][c] = S::multiply::<BITS, CHUNK>(dots[r][c], codes, numbers, k);
+                            }
+                        } else {
+                            let [low, high] = S::load_levels(from, levels);
+                            for r in 0..R {
+                                let numbers = numbers.add(r * DIGITS * CHUNK);
+                                let low = S::multiply::<BITS, CHUNK>(dots[r][c], low, numbers, k);
+                                dots[r][c] = S::multiply::<BITS, CHUNK>(low, high, numbers, k + 4);
+                            }
                         }
                     }
                 }

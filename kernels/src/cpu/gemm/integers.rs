@@ -20,9 +20,39 @@ use crate::cpu::runtime::pool::Pool;
 use crate::decode::{IntegerFormat, IntegerRow, Offsets};
 use crate::ops::{ALL_COLUMNS, CodeBits, HostMatrix};
 
+/// How codes are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kept {
+    Four,
+    Eight,
+    /// In four bits, each of which stands for one of these codes of eight.
+    Levels(&'static [u8; 16]),
+}
+
+impl Kept {
+    /// How a matrix' codes are kept; products are of integers where `rounds`.
+    pub(super) fn of(format: IntegerFormat, rounds: bool) -> Self {
+        match (format.levels, format.bits) {
+            (Some(levels), _) if rounds && block(format).is_some() => Self::Levels(levels),
+            (_, CodeBits::Four) => Self::Four,
+            (_, CodeBits::Eight) => Self::Eight,
+        }
+    }
+
+    /// Bits that they take.
+    pub(super) fn stored(self) -> CodeBits {
+        if self == Self::Eight { CodeBits::Eight } else { CodeBits::Four }
+    }
+
+    /// Bits of the codes that are multiplied.
+    pub(super) fn multiplied(self) -> CodeBits {
+        if self == Self::Four { CodeBits::Four } else { CodeBits::Eight }
+    }
+}
+
 /// What belongs to the codes of a matrix.
 pub(crate) struct Integers {
-    pub(crate) bits: CodeBits,
+    pub(crate) kept: Kept,
     /// k that share a scale.
     pub(crate) group: usize,
     /// Groups of a row.
@@ -91,6 +121,8 @@ impl Integers {
             offsets: vec![0.0; if format.offsets == Offsets::Middle { 0 } else { panels * groups * PANEL }],
         };
         let panel_bytes = codes.len() / panels.max(1);
+        let kept = Kept::of(format, rounds);
+        let levels = if let Kept::Levels(levels) = kept { Some(numbers_of(levels)) } else { None };
         let (codes, scales, offsets) = (
             Shared::new(codes.as_mut_ptr()),
             Shared::new(loose.scales.as_mut_ptr()),
@@ -112,7 +144,10 @@ impl Integers {
             for (lane, row) in (panel * PANEL..rows.min((panel + 1) * PANEL)).enumerate() {
                 let (piece, row) = piece_of(pieces, row);
                 unpacked.read(piece, row);
-                place(&unpacked.codes, format.bits, lane, codes);
+                if let Some(levels) = &levels {
+                    unpacked.codes.iter_mut().for_each(|code| *code = levels[usize::from(*code)]);
+                }
+                place(&unpacked.codes, kept.stored(), lane, codes);
                 let column = |values: &mut [f32], from: &[f32]| {
                     values.iter_mut().skip(lane).step_by(PANEL).zip(from).for_each(|(to, from)| *to = *from);
                 };
@@ -124,7 +159,7 @@ impl Integers {
             Some(block) => loose.rounded(format, block),
             None => loose.exact(format),
         };
-        Self { bits: format.bits, group, groups, arithmetic }
+        Self { kept, group, groups, arithmetic }
     }
 
     /// The first place of a panel's scales at `k`.
@@ -143,16 +178,18 @@ impl Integers {
         let lane = row % PANEL;
         (0..k).map(move |at| {
             let place = self.place(row / PANEL, at) + lane;
-            let code = f32::from(match self.bits {
-                CodeBits::Four => panel[(at / 8 * PANEL + lane) * 4 + at % 4] >> (at % 8 / 4 * 4) & 15,
-                CodeBits::Eight => panel[(at / 4 * PANEL + lane) * 4 + at % 4],
+            let half = || panel[(at / 8 * PANEL + lane) * 4 + at % 4] >> (at % 8 / 4 * 4) & 15;
+            let code = f32::from(match self.kept {
+                Kept::Four => half(),
+                Kept::Eight => panel[(at / 4 * PANEL + lane) * 4 + at % 4],
+                Kept::Levels(levels) => levels[usize::from(half())],
             });
             match &self.arithmetic {
                 Arithmetic::Exact { scales, before, after } => (code - before[place]) * scales[place] - after[place],
                 Arithmetic::Rounded { unit, scales, adds, .. } => {
                     let number = |values: &[u16]| f16::from_bits(values[place]).to_f32() * unit;
                     let add = if adds.is_empty() { 0.0 } else { number(adds) };
-                    (code - f32::from(self.bits.middle())) * number(scales) + add
+                    (code - f32::from(self.kept.multiplied().middle())) * number(scales) + add
                 }
             }
         })
@@ -168,6 +205,13 @@ fn piece_of<'a, 'b>(pieces: &'b [HostMatrix<'a>], mut row: usize) -> (&'b HostMa
         row -= piece.rows;
     }
     unreachable!("a row past the last piece")
+}
+
+/// Which of the levels each code is.
+fn numbers_of(levels: &[u8; 16]) -> [u8; 256] {
+    let mut numbers = [0; 256];
+    (0..).zip(levels).for_each(|(number, level)| numbers[usize::from(*level)] = number);
+    numbers
 }
 
 /// Writes the codes of a column of a panel.

@@ -8,7 +8,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "indices of register arrays are unrolled; iterators hide the shape")]
 
-use super::integers::{Arithmetic, Integers};
+use super::integers::{Arithmetic, Integers, Kept};
 use super::needs::Needs;
 use super::product::{Product, Tile};
 use crate::cpu::gemm::pack::PANEL;
@@ -16,7 +16,7 @@ use crate::cpu::runtime::isa::Isa;
 use crate::cpu::runtime::memory::Shared;
 use crate::cpu::simd::transpose::transpose;
 use crate::cpu::simd::{Element, F16, F32, Kernel, Simd, vectorize};
-use crate::ops::{CodeBits, DType, WeightFormat};
+use crate::ops::{DType, WeightFormat};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -174,9 +174,10 @@ impl<'a> Job<'a> {
             WeightFormat::Plain(DType::Bf16) => vectorize(isa, Typed::<Pairs>(strip, Pairs)),
             WeightFormat::ScaledE4m3 { .. } => vectorize(isa, Typed::<Codes>(strip, Codes)),
             WeightFormat::Grouped(_) | WeightFormat::Blocks(_) => {
-                match product.w.integers().map_or(CodeBits::Eight, |integers| integers.bits) {
-                    CodeBits::Four => vectorize(isa, Typed::<Halves>(strip, Halves)),
-                    CodeBits::Eight => vectorize(isa, Typed::<Bytes>(strip, Bytes)),
+                match product.w.integers().map_or(Kept::Eight, |integers| integers.kept) {
+                    Kept::Four => vectorize(isa, Typed::<Halves>(strip, Halves)),
+                    Kept::Eight => vectorize(isa, Typed::<Bytes>(strip, Bytes)),
+                    Kept::Levels(_) => unreachable!("kept so for products of integers alone"),
                 }
             }
         }

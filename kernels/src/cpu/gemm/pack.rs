@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::gemm::integers::Integers;
+use crate::cpu::gemm::integers::{Integers, Kept};
 use crate::cpu::gemm::scales::Scales;
 use crate::cpu::runtime::memory::{Region, Shared};
 use crate::cpu::runtime::pool::Pool;
@@ -87,13 +87,13 @@ impl Packed {
     fn of_integers(pieces: &[HostMatrix<'_>], codes: IntegerFormat, compute: DType, pool: &mut Pool) -> Self {
         let StackedShape { format, rows: n, cols: k } = HostMatrix::stacked(pieces);
         let (k_padded, input, rounds) = (k.next_multiple_of(CODES_K), format.input(), compute == DType::Bf16);
-        let region = Region::new(n.div_ceil(PANEL) * PANEL * codes.bits.row_bytes(k_padded));
-        // SAFETY: the region is zeroed and this long at least; nobody else has it yet.
-        let panels = unsafe {
-            std::slice::from_raw_parts_mut(region.ptr(), n.div_ceil(PANEL) * PANEL * codes.bits.row_bytes(k_padded))
-        };
         // Inputs that are rounded as the checkpoint says are not rounded again.
-        let integers = Integers::pack(pieces, codes, rounds && input == InputRounding::None, panels, pool);
+        let rounds_again = rounds && input == InputRounding::None;
+        let bytes = n.div_ceil(PANEL) * PANEL * Kept::of(codes, rounds_again).stored().row_bytes(k_padded);
+        let region = Region::new(bytes);
+        // SAFETY: the region is zeroed and this long at least; nobody else has it yet.
+        let panels = unsafe { std::slice::from_raw_parts_mut(region.ptr(), bytes) };
+        let integers = Integers::pack(pieces, codes, rounds_again, panels, pool);
         let (integers, columns) = (Some(Arc::new(integers)), Arc::from(pieces[0].columns()));
         Self { format, n, k, k_padded, rounds, input, scales: None, integers, columns, region: Arc::new(region) }
     }
@@ -152,7 +152,7 @@ impl Packed {
     /// Bytes from one panel to the next.
     pub(crate) fn panel_bytes(&self) -> usize {
         match &self.integers {
-            Some(integers) => PANEL * integers.bits.row_bytes(self.k_padded),
+            Some(integers) => PANEL * integers.kept.stored().row_bytes(self.k_padded),
             None => PANEL * self.k_padded * self.element_bytes(),
         }
     }

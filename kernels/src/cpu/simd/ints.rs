@@ -23,6 +23,16 @@ pub(crate) trait Ints: Simd {
     /// # Safety
     /// `4 * N` bytes are readable.
     unsafe fn load_codes<const BITS: usize>(from: *const u8) -> Self::Codes;
+    /// Codes of eight bits that four bits name: those of the low halves of bytes, and those of the high ones.
+    ///
+    /// # Safety
+    /// `4 * N` bytes are readable.
+    unsafe fn load_levels(from: *const u8, levels: &[u8; 16]) -> [Self::Codes; 2];
+    /// Writes codes of eight bits, as [`Ints::load_codes`] reads them.
+    ///
+    /// # Safety
+    /// `4 * N` bytes are writable.
+    unsafe fn store_codes(codes: Self::Codes, to: *mut u8);
     /// Sums that begin with this in every lane.
     fn sums(begin: i32) -> Self::Sums;
     /// Adds to each lane the products of its `32 / BITS` codes and of as many integers from `k` on.
@@ -115,6 +125,18 @@ impl<const L: usize> Ints for Lanes<L> {
     unsafe fn load_codes<const BITS: usize>(from: *const u8) -> [[u8; 4]; L] {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<[[u8; 4]; L]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_levels(from: *const u8, levels: &[u8; 16]) -> [[[u8; 4]; L]; 2] {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { Self::load_codes::<4>(from) };
+        let level = |half: u8| levels[usize::from(half)];
+        [bytes.map(|four| four.map(|byte| level(byte & 15))), bytes.map(|four| four.map(|byte| level(byte >> 4)))]
+    }
+    #[inline(always)]
+    unsafe fn store_codes(codes: [[u8; 4]; L], to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[[u8; 4]; L]>().write_unaligned(codes) };
     }
     #[inline(always)]
     fn sums(begin: i32) -> [[i32; L]; 2] {

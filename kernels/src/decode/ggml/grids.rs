@@ -1,7 +1,7 @@
 //! Super-blocks whose codes are rows of a grid: a few bits choose a row of eight or four magnitudes, others their
 //! signs. The grids are data of the format (`ggml-common.h`); `xtask/scripts/ggml_grids.py` writes them.
 
-use super::{Block, half};
+use super::{Block, above_middle, half};
 
 /// 16 bits a row: the levels of its elements, the first in the lowest bits.
 static ROWS: &[u8; 9216] = include_bytes!("grids.bin");
@@ -20,6 +20,12 @@ const IQ2_XS: Grid = Grid { first: 2304, levels: TWO };
 const IQ2_S: Grid = Grid { first: 2816, levels: TWO };
 const IQ3_XXS: Grid = Grid { first: 3840, levels: &[4, 12, 20, 28, 36, 44, 52, 62] };
 const IQ3_S: Grid = Grid { first: 4096, levels: &[1, 3, 5, 7, 9, 11, 13, 15] };
+
+/// The codes that become of them: with eighths, and of either sign.
+pub(super) const IQ1_CODES: [u8; 16] = above_middle([-9, -7, -1, 1, 7, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+pub(super) const IQ2_CODES: [u8; 16] = above_middle([-43, -25, -8, 8, 25, 43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+pub(super) const IQ3_XXS_CODES: [u8; 16] =
+    above_middle([-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62]);
 
 impl Grid {
     /// Writes the elements of a row.

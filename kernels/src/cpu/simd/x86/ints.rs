@@ -44,6 +44,23 @@ impl Ints for Avx2 {
         })
     }
     #[inline(always)]
+    unsafe fn load_levels(from: *const u8, levels: &[u8; 16]) -> [[__m256i; 4]; 2] {
+        block!({
+            let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast()));
+            let (bytes, halves) = (_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(15));
+            let codes = |bytes| {
+                let codes = _mm256_shuffle_epi8(levels, _mm256_and_si256(bytes, halves));
+                let first = _mm256_and_si256(codes, _mm256_set1_epi16(255));
+                [first, _mm256_srli_epi16::<8>(codes), first, first]
+            };
+            [codes(bytes), codes(_mm256_srli_epi16::<4>(bytes))]
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_codes(codes: [__m256i; 4], to: *mut u8) {
+        block!(_mm256_storeu_si256(to.cast(), _mm256_or_si256(codes[0], _mm256_slli_epi16::<8>(codes[1]))));
+    }
+    #[inline(always)]
     fn sums(begin: i32) -> __m256i {
         Self::integer(begin)
     }
@@ -135,6 +152,20 @@ impl Ints for Avx512 {
             let low = |codes| _mm512_and_si512(codes, _mm512_set1_epi8(15));
             if BITS == 4 { [low(codes), low(_mm512_srli_epi16::<4>(codes))] } else { [codes; 2] }
         })
+    }
+    #[inline(always)]
+    unsafe fn load_levels(from: *const u8, levels: &[u8; 16]) -> [[__m512i; 2]; 2] {
+        block!({
+            let levels = _mm512_broadcast_i32x4(_mm_loadu_si128(levels.as_ptr().cast()));
+            let bytes = _mm512_loadu_si512(from.cast());
+            let low = |bytes| _mm512_and_si512(bytes, _mm512_set1_epi8(15));
+            let level = |halves| [_mm512_shuffle_epi8(levels, low(halves)); 2];
+            [level(bytes), level(_mm512_srli_epi16::<4>(bytes))]
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_codes(codes: [__m512i; 2], to: *mut u8) {
+        block!(_mm512_storeu_si512(to.cast(), codes[0]));
     }
     #[inline(always)]
     fn sums(begin: i32) -> [__m512i; 2] {

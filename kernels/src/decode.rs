@@ -12,8 +12,8 @@ use half::{bf16, f16};
 
 use crate::e4m3;
 use crate::ops::{
-    ALL_COLUMNS, CodeBits, DType, Encoding, GgmlType, GroupedFormat, HostMatrix, Levels, PlainElements, ScaledCodes,
-    WeightFormat, Zeros,
+    ALL_COLUMNS, CodeBits, DType, E2M1, Encoding, GgmlType, GroupedFormat, HostMatrix, Levels, PlainElements,
+    ScaledCodes, WeightFormat, Zeros,
 };
 
 /// Writes rows of a matrix as f32, row-major: exactly what they stand for, each step rounded to f32 as the format's
@@ -114,6 +114,13 @@ impl IntegerFormat {
             WeightFormat::Grouped(GroupedFormat { bits, group, levels, .. }) => match levels {
                 Levels::Integers(Zeros::Middle) => Some(Self { bits, group, offsets: Offsets::Middle, levels: None }),
                 Levels::Integers(Zeros::Stored) => Some(Self { bits, group, offsets: Offsets::Before, levels: None }),
+                // Twice each of them is an integer.
+                Levels::Shared(E2M1) => Some(Self {
+                    bits: CodeBits::Eight,
+                    group,
+                    offsets: Offsets::Middle,
+                    levels: Some(&grouped::E2M1_CODES),
+                }),
                 Levels::Shared(_) | Levels::Rows => None,
             },
         }

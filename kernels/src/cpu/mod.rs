@@ -16,11 +16,12 @@ mod simd;
 pub use runtime::isa::Isa;
 pub use runtime::memory::{MachineMemory, machine_memory};
 
+use crate::decode::IntegerFormat;
 use crate::ops::{
     self, Act, Activation, Cols, DType, DeltaInput, Epilogue, ExpertRouting, HeadColumns, HeadScales, Heads,
     HostMatrix, InputRounding, KvLayer, KvScales, Load, Ops,
 };
-use crate::ops::{ALL_COLUMNS, ColumnOrder, GroupedFormat, Levels, MatrixUse, WeightFormat};
+use crate::ops::{ALL_COLUMNS, ColumnOrder, GroupedFormat, MatrixUse, WeightFormat};
 use crate::ops::{KvShape, Matrix, MatrixGroup, Norm, Rope, Routing, RowSelection, ScanInput, State, Table, Vector};
 use crate::sample::{SampleParams, SampleRow, Sampled, SlotMask, Ticket};
 use gemm::{Product, Rows};
@@ -163,8 +164,8 @@ impl Load for CpuBackend {
             WeightFormat::Grouped(GroupedFormat { order: ColumnOrder::Permuted, .. }) if by != MatrixUse::Linear => {
                 false
             }
-            WeightFormat::Grouped(GroupedFormat { group, levels, .. }) => {
-                matches!(levels, Levels::Integers(_)) && (group == ALL_COLUMNS || group.is_multiple_of(2))
+            WeightFormat::Grouped(GroupedFormat { group, .. }) => {
+                IntegerFormat::of(format).is_some() && (group == ALL_COLUMNS || group.is_multiple_of(2))
             }
             WeightFormat::Blocks(_) => true,
             // Packed codes lie in pairs.

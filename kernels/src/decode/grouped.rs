@@ -1,7 +1,7 @@
 //! [`GroupedCodes`], row by row.
 
 use super::{IntegerRow, numbers};
-use crate::ops::{ALL_COLUMNS, CodeBits, GroupedCodes, Levels, Zeros};
+use crate::ops::{ALL_COLUMNS, CodeBits, E2M1, GroupedCodes, Levels, Zeros};
 
 /// The codes of a row, one a byte.
 fn unpack(codes: &GroupedCodes<'_>, row: usize, cols: usize) -> impl Iterator<Item = u8> {
@@ -20,8 +20,23 @@ fn scales(codes: &GroupedCodes<'_>, row: usize, cols: usize) -> impl Iterator<It
     numbers(dtype, &codes.scales[row * size..][..size])
 }
 
+/// Twice the numbers of [`E2M1`], which are whole, from the middle of eight bits.
+pub(super) const E2M1_CODES: [u8; 16] = {
+    let (mut codes, mut at) = ([0; 16], 0);
+    while at < 16 {
+        codes[at] = (128.0 + 2.0 * E2M1[at]) as u8;
+        at += 1;
+    }
+    codes
+};
+
 /// A row of integer codes.
 pub(super) fn read(codes: GroupedCodes<'_>, row: usize, cols: usize, out: &mut IntegerRow) {
+    if let Levels::Shared(_) = codes.format.levels {
+        out.codes.extend(unpack(&codes, row, cols).map(|code| E2M1_CODES[usize::from(code)]));
+        out.scales.extend(scales(&codes, row, cols).map(|scale| scale / 2.0));
+        return;
+    }
     out.codes.extend(unpack(&codes, row, cols));
     out.scales.extend(scales(&codes, row, cols));
     if codes.format.levels == Levels::Integers(Zeros::Stored) {
@@ -49,7 +64,8 @@ pub(super) fn by_level(codes: GroupedCodes<'_>, row: usize, out: &mut [f32]) {
 mod tests {
     use crate::decode::decode;
     use crate::ops::{
-        CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels, Zeros,
+        CodeBits, ColumnOrder, DType, E2M1, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels,
+        Zeros,
     };
 
     const FORMAT: GroupedFormat = GroupedFormat {
@@ -87,5 +103,7 @@ mod tests {
         assert_eq!(decoded(rows, 2, 3), [9.0, 150.0, 0.0, -36.0, -2400.0, -34.0]);
         let format = GroupedFormat { levels: Levels::Shared(std::array::from_fn(|i| i as f32 / 2.0)), ..FORMAT };
         assert_eq!(decoded(GroupedCodes { format, ..middle }, 2, 3), [0.0, 4.5, 75.0, 1.0, 2.0, 400.0]);
+        let format = GroupedFormat { levels: Levels::Shared(E2M1), ..FORMAT };
+        assert_eq!(decoded(GroupedCodes { format, ..middle }, 2, 3), [0.0, -0.5, -60.0, 1.0, 2.0, -0.0]);
     }
 }

@@ -5,7 +5,7 @@
 
 mod grouped;
 
-pub use grouped::{CodeBits, ColumnOrder, GroupedCodes, GroupedFormat, Levels, Zeros};
+pub use grouped::{CodeBits, ColumnOrder, E2M1, GroupedCodes, GroupedFormat, Levels, Zeros};
 
 use half::{bf16, f16};
 use model_files::GgmlType;

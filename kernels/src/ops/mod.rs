@@ -34,8 +34,8 @@ pub use comm::{Comm, CommError, Exchange, ExchangeFailed, RankPlacement, StageLi
 pub use device::{Device, DeviceMemory, Timing, Wait, WaitFor};
 pub use handles::{Act, ExpertRouting, HeadScales, KvLayer, Matrix, MatrixGroup, Table, Vector};
 pub use host::{
-    ALL_COLUMNS, CodeBits, ColumnOrder, Encoding, GgmlBlocks, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,
-    Levels, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat, Zeros,
+    ALL_COLUMNS, CodeBits, ColumnOrder, E2M1, Encoding, GgmlBlocks, GroupedCodes, GroupedFormat, HostMatrix,
+    InputRounding, Levels, MatrixUse, PlainElements, ScaledCodes, StackedShape, WeightFormat, Zeros,
 };
 pub use kv_dtype::KvDType;
 pub use limits::ShapeLimits;

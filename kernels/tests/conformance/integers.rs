@@ -5,7 +5,7 @@ use super::packed::blocks::tame;
 use super::{Random, backends, check, check_relative, filled};
 use kernels::decode::decode;
 use kernels::ops::{
-    ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, Encoding, Epilogue, GgmlBlocks, GgmlType,
+    ALL_COLUMNS, Activation, Backend, CodeBits, ColumnOrder, DType, E2M1, Encoding, Epilogue, GgmlBlocks, GgmlType,
     GroupedCodes, GroupedFormat, HostMatrix, InputRounding, Levels, MatrixUse, WeightFormat, Zeros,
 };
 
@@ -84,6 +84,10 @@ fn formats() -> Vec<WeightFormat> {
         for group in [ALL_COLUMNS, 128, 32, 48] {
             formats.extend([Zeros::Middle, Zeros::Stored].map(|zeros| grouped(bits, group, zeros, in_order)));
         }
+    }
+    for group in [16, 32] {
+        let WeightFormat::Grouped(integers) = grouped(CodeBits::Four, group, Zeros::Middle, in_order) else { continue };
+        formats.push(WeightFormat::Grouped(GroupedFormat { levels: Levels::Shared(E2M1), ..integers }));
     }
     // Integers cannot be summed over groups of ten.
     formats.push(grouped(CodeBits::Four, 10, Zeros::Stored, in_order));

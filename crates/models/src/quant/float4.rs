@@ -18,16 +18,13 @@
 use std::ops::Range;
 
 use kernels::e4m3;
-use kernels::ops::{CodeBits, DType, InputRounding};
+use kernels::ops::{CodeBits, DType, E2M1, InputRounding};
 
 use super::grouped::{CodeMatrix, Meaning, OfGroup, ReadCodes};
 use super::packed::{check, whole_shape};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 
-/// What four bits mean: a sign, two bits of exponent, one of mantissa.
-pub(super) const LEVELS: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 /// Values of an MXFP4 block.
 pub(super) const MX_BLOCK: usize = 32;
 /// Bytes of one in a GGUF file.
@@ -60,7 +57,7 @@ fn of_codes<'a>(shape: [usize; 2], group: usize, codes: ReadCodes<'a>, scale: Of
         scale_type: if group == MX_BLOCK { DType::Bf16 } else { DType::F32 },
         codes,
         scale,
-        meaning: Meaning::Levels(LEVELS),
+        meaning: Meaning::Levels(E2M1),
         groups: None,
         input: InputRounding::None,
         upright: false,

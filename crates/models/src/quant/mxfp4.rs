@@ -3,12 +3,12 @@
 //! A matrix `[rows, cols]` is stored as `{name}_blocks` `[rows, cols / 32, 16]` and `{name}_scales` `[rows, cols /
 //! 32]`, also where the plain weight would lie the other way round.
 
-use kernels::ops::{CodeBits, Levels};
+use kernels::ops::{CodeBits, E2M1, Levels};
 use model_spec::{ConfigError, ConfigFile};
 use safetensors::Dtype;
 
 use super::Quantized;
-use super::float4::{LEVELS, MX_BLOCK, matrix, power_of_two};
+use super::float4::{MX_BLOCK, matrix, power_of_two};
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod, dummy_codes};
 use super::packed::check;
 use crate::error::LoadError;
@@ -46,7 +46,7 @@ impl GroupedMethod for Mxfp4 {
     }
 
     fn dummy(&self) -> Option<DummyFormat> {
-        let format = dummy_codes(CodeBits::Four, MX_BLOCK, Levels::Shared(LEVELS));
+        let format = dummy_codes(CodeBits::Four, MX_BLOCK, Levels::Shared(E2M1));
         Some(DummyFormat { format, experts_only: true })
     }
 
@@ -56,7 +56,7 @@ impl GroupedMethod for Mxfp4 {
         if !cols.is_multiple_of(MX_BLOCK) {
             return Made::Unknown;
         }
-        let exponent = (weight.scale(&LEVELS).log2().round() + 127.0) as u8;
+        let exponent = (weight.scale(&E2M1).log2().round() + 127.0) as u8;
         let groups = cols / MX_BLOCK;
         let blocks = vec![experts, rows, groups, BLOCK_BYTES];
         Made::Tensors(vec![

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::decode::{IntegerFormat, IntegerRow, Offsets};
 use kernels::ops::{
-    self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, Encoding, GroupedCodes, GroupedFormat, HostMatrix, InputRounding,
-    Levels, ScaledCodes, WeightFormat,
+    self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, E2M1, Encoding, GroupedCodes, GroupedFormat, HostMatrix,
+    InputRounding, Levels, ScaledCodes, WeightFormat,
 };
 
 use crate::jit::layouts::twin;
@@ -35,9 +35,6 @@ pub(crate) enum Code {
     /// Floats of 4 bits: see [`E2M1`].
     E2m1,
 }
-
-/// Floats of a sign, two bits of exponent and one of mantissa, as OCP's Microscaling Formats 1.0 have them.
-const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// What is subtracted from a code, or added to what it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

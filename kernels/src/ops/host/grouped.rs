@@ -62,6 +62,10 @@ pub enum Levels {
     Rows,
 }
 
+/// Floats of four bits: a sign, two bits of exponent and one of mantissa (OCP Microscaling Formats 1.0). MXFP4 and
+/// NVFP4 have them.
+pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
 /// Zero points.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Zeros {

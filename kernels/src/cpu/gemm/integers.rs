@@ -214,12 +214,17 @@ fn numbers_of(levels: &[u8; 16]) -> [u8; 256] {
     numbers
 }
 
-/// Writes the codes of a column of a panel.
+/// Writes the codes of a column of a panel, four bytes at a time.
 fn place(codes: &[u8], bits: CodeBits, lane: usize, panel: &mut [u8]) {
-    for (k, code) in codes.iter().enumerate() {
-        match bits {
-            CodeBits::Four => panel[(k / 8 * PANEL + lane) * 4 + k % 4] |= code << (k % 8 / 4 * 4),
-            CodeBits::Eight => panel[(k / 4 * PANEL + lane) * 4 + k % 4] = *code,
+    let places = panel.as_chunks_mut::<4>().0.iter_mut().skip(lane).step_by(PANEL);
+    match bits {
+        CodeBits::Four => places.zip(codes.chunks(8)).for_each(|(to, codes)| {
+            let (low, high) = codes.split_at(codes.len().min(4));
+            to[..low.len()].copy_from_slice(low);
+            to.iter_mut().zip(high).for_each(|(to, code)| *to |= code << 4);
+        }),
+        CodeBits::Eight => {
+            places.zip(codes.chunks(4)).for_each(|(to, codes)| to[..codes.len()].copy_from_slice(codes));
         }
     }
 }

@@ -406,6 +406,9 @@ fn quark_of_four_bits() {
     let made = [i32s("weight", &lines(awq, turned(&rows(&codes, IN)), 8)), scale_tensor.clone()];
     let config = quark("", r#"{"dtype": "int4", "qscheme": "per_group", "group_size": 32}"#);
     check(&config, &made, |row, col| (codes[row * IN + col] as f32 - 8.0) * scale[col / 32 * OUT + row]);
+    let made = [i32s("weight", &lines(awq, turned(&rows(&codes, IN)), 8)), f16s("weight_scale", &[OUT], &scale[..OUT])];
+    let config = quark("", r#"{"dtype": "int4", "qscheme": "per_channel", "group_size": null}"#);
+    check(&config, &made, |row, col| (codes[row * IN + col] as f32 - 8.0) * scale[row]);
     let zeros = numbers(2 * OUT, 16, 2);
     let made = [
         i32s("weight", &lines(own, turned(&rows(&codes, IN)), 0)),

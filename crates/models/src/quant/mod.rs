@@ -278,6 +278,7 @@ mod tests {
         let quark = |global: &str| format!(r#"{{"quant_method": "quark", "global_quant_config": {global}}}"#);
         check(r#"{"quant_method": "quark"}"#, &["global_quant_config"]);
         check(&quark(r#"{"weight": {"dtype": "fp6_e2m3", "qscheme": "per_group"}}"#), &["dtype", "fp6_e2m3", "int8"]);
+        check(&quark(r#"{"weight": {"dtype": "int4", "qscheme": "per_group"}}"#), &["group_size"]);
         check(&quark(r#"{"weight": {"dtype": "int8", "symmetric": false}}"#), &["symmetric", "zero points"]);
         check(&quark(r#"{"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}"#), &["weight", "NVFP4"]);
         check(&quark(r#"{"weight": null, "output_tensors": {"dtype": "int8"}}"#), &["output_tensors", "KV cache"]);

@@ -23,7 +23,7 @@ use super::grouped::{CodeMatrix, GroupedMethod, dummy_codes};
 use super::input::InputScheme;
 use super::packed::{not_conv1d, whole_shape};
 use super::scaled::{MadeScales, ScaledE4m3};
-use super::{Quantization, Quantized, awq, compressed_tensors, float4, group_size};
+use super::{Quantization, Quantized, awq, compressed_tensors, float4};
 use crate::error::LoadError;
 use crate::weights::{Code, DummyFormat, Element, Fetched, Made, RandomWeight, Slice, Stored, Tensors};
 
@@ -176,13 +176,12 @@ impl Weights {
             ("int8", "per_tensor" | "per_channel") if symmetric => Ok(Self::Integers),
             ("int8", _) => Err(weight.unsupported("symmetric", "integers of 8 bits have no zero points here")),
             ("fp4", "per_group") if weight.size_or("group_size", MX_BLOCK)? == MX_BLOCK => Ok(Self::Floats4),
-            ("int4" | "uint4", "per_group" | "per_channel") => {
-                Ok(Self::Integers4 { group: group_size(weight, MX_BLOCK)?, symmetric })
-            }
+            ("int4" | "uint4", "per_group") => Ok(Self::Integers4 { group: weight.size("group_size")?, symmetric }),
+            ("int4" | "uint4", "per_channel") => Ok(Self::Integers4 { group: ALL_COLUMNS, symmetric }),
             _ => {
                 let reason = format!(
                     "{dtype} by {scheme}: weights are fp8_e4m3 (per_tensor, per_channel, per_group, per_block), int8 \
-                     (per_tensor, per_channel), fp4 (per_group of 32), int4 or uint4 (per_group), or plain"
+                     (per_tensor, per_channel), fp4 (per_group of 32), int4 or uint4 (per_group, per_channel), or plain"
                 );
                 Err(weight.unsupported("dtype", &reason))
             }

@@ -18,7 +18,7 @@ for kind in (quants.IQ1_S, quants.IQ2_XXS, quants.IQ2_XS, quants.IQ2_S, quants.I
     rows = kind.grid.reshape(kind.grid_shape)
     levels = numpy.array(kind.grid_map)
     indices = (rows[..., None] == levels).argmax(axis=-1).astype(numpy.uint16)
-    width = 16 // kind.grid_shape[1] if kind.grid_shape[1] == 8 else 3
+    width = 2 if kind.grid_shape[1] == 8 else 3
     shifts = width * numpy.arange(kind.grid_shape[1], dtype=numpy.uint16)
     grids.append((indices << shifts).sum(axis=1).astype("<u2"))
 with open(sys.argv[1], "wb") as file:

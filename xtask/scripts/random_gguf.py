@@ -16,7 +16,8 @@ import numpy as np
 config, out, of_layers = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
 of_embeddings = sys.argv[4] if len(sys.argv) > 4 else of_layers
 # Of packed types: where a block's numbers of 16 bits lie.
-halves = {"q4_0": [0], "q4_1": [0, 2], "q8_0": [0], "q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
+halves = {"q4_0": [0], "q4_1": [0, 2], "q8_0": [0]}
+halves |= {"q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
 halves |= {"iq2_xxs": [0], "iq2_xs": [0], "iq2_s": [0], "iq3_xxs": [0], "iq3_s": [0], "iq4_nl": [0], "iq4_xs": [0]}
 random = np.random.default_rng(0)
 hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]

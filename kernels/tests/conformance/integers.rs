@@ -74,10 +74,11 @@ fn bytes(random: &mut Random, count: usize) -> Vec<u8> {
 
 /// The formats whose codes are integers.
 fn formats() -> Vec<WeightFormat> {
-    let grouped = |bits, group, zeros, order| {
+    let of_levels = |bits, group, levels, order| {
         let (scales, input) = (DType::F16, InputRounding::None);
-        WeightFormat::Grouped(GroupedFormat { bits, group, scales, levels: Levels::Integers(zeros), order, input })
+        WeightFormat::Grouped(GroupedFormat { bits, group, scales, levels, order, input })
     };
+    let grouped = |bits, group, zeros, order| of_levels(bits, group, Levels::Integers(zeros), order);
     let in_order = ColumnOrder::InOrder;
     let mut formats: Vec<WeightFormat> = GgmlType::ALL.map(WeightFormat::Blocks).to_vec();
     for bits in [CodeBits::Four, CodeBits::Eight] {
@@ -85,10 +86,7 @@ fn formats() -> Vec<WeightFormat> {
             formats.extend([Zeros::Middle, Zeros::Stored].map(|zeros| grouped(bits, group, zeros, in_order)));
         }
     }
-    for group in [16, 32] {
-        let WeightFormat::Grouped(integers) = grouped(CodeBits::Four, group, Zeros::Middle, in_order) else { continue };
-        formats.push(WeightFormat::Grouped(GroupedFormat { levels: Levels::Shared(E2M1), ..integers }));
-    }
+    formats.extend([16, 32].map(|group| of_levels(CodeBits::Four, group, Levels::Shared(E2M1), in_order)));
     // Integers cannot be summed over groups of ten.
     formats.push(grouped(CodeBits::Four, 10, Zeros::Stored, in_order));
     formats.push(grouped(CodeBits::Four, 64, Zeros::Middle, ColumnOrder::Permuted));

@@ -36,7 +36,7 @@ impl Hosts {
     }
 
     fn named(how: &str) -> anyhow::Result<Option<Self>> {
-        // What is lost between them, and what goes through a relay, it decides.
+        // It drops what is lost between them, and sends the rest through a relay.
         if Command::new("iptables").arg("--version").output().is_err() {
             println!("skipped: iptables is not here (apt-get install iptables)");
             return Ok(None);

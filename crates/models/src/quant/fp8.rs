@@ -10,19 +10,15 @@
 
 use model_spec::{ConfigError, ConfigFile};
 
-use super::Quantized;
 use super::input::InputScheme;
 use super::scaled::{MadeScales, ScaledE4m3};
+use super::{Quantized, block_size};
 
 pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     if config.text_or("fmt", "e4m3")? != "e4m3" {
         return Err(config.unsupported("fmt", "only e4m3 is supported"));
     }
-    let block = match config.numbers_opt("weight_block_size")?.as_deref() {
-        None => None,
-        Some([rows, cols]) if *rows >= 1.0 && *cols >= 1.0 => Some([*rows as usize, *cols as usize]),
-        Some(_) => return Err(config.unsupported("weight_block_size", "expected rows and columns of a block")),
-    };
+    let block = block_size(config, "weight_block_size")?;
     let input = match (config.text_or("activation_scheme", "dynamic")?.as_str(), block) {
         ("static", None) => InputScheme::Static,
         ("dynamic", None) => InputScheme::PerToken,

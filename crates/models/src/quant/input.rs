@@ -53,7 +53,7 @@ impl InputScheme {
 }
 
 /// The name of a layer's stored scale of inputs.
-fn input_scale(slice: &Slice) -> String {
+pub(super) fn input_scale(slice: &Slice) -> String {
     let stem = slice.location.tensor.strip_suffix("weight").unwrap_or(&slice.location.tensor);
     format!("{stem}input_scale")
 }

@@ -210,6 +210,18 @@ fn group_size(config: &ConfigFile, default: usize) -> Result<usize, ConfigError>
     }
 }
 
+/// Rows and columns of a block that shares a scale, where `key` says them.
+fn block_size(config: &ConfigFile, key: &str) -> Result<Option<[usize; 2]>, ConfigError> {
+    match config.numbers_opt(key)?.as_deref() {
+        None => Ok(None),
+        Some([rows, cols]) if *rows >= 1.0 && *cols >= 1.0 => Ok(Some([*rows as usize, *cols as usize])),
+        Some(_) => Err(config.unsupported(key, BLOCK_SIZE)),
+    }
+}
+
+/// What is expected of the size of a block.
+const BLOCK_SIZE: &str = "expected rows and columns of a block";
+
 /// Fails where `asked`, by `--quantization`, is neither how the checkpoint is stored nor what its numbers can become
 /// while it loads; which that is, where it is that.
 pub(crate) fn check_asked(asked: Option<&str>, found: Option<&'static str>) -> Result<Option<Online>, LoadError> {

@@ -12,7 +12,7 @@ use model_spec::{ConfigError, ConfigFile};
 
 use super::float4::MX_BLOCK;
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod};
-use super::input::InputScheme;
+use super::input::{InputScheme, input_scale};
 use super::packed::not_conv1d;
 use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4};
@@ -24,18 +24,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
     let inner = config.object("quantization")?;
     let config = inner.as_ref().unwrap_or(config);
     let weights: Box<dyn Quantization> = match config.text_or("quant_algo", "FP8")?.to_uppercase().as_str() {
-        "FP8" => floats(None, InputScheme::Static, MadeScales::Usual),
-        "FP8_PER_CHANNEL_PER_TOKEN" => floats(None, InputScheme::PerToken, MadeScales::Rows),
-        "MXFP8" => floats(Some([1, MX_BLOCK]), InputScheme::PerGroup(MX_BLOCK), MadeScales::Unknown),
-        "NVFP4" => Box::new(Grouped(Nvfp4)),
         "MIXED_PRECISION" => {
             check_layers(config)?;
             Box::new(Mixed)
         }
-        _ => {
-            let reason = "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8, NVFP4 and MIXED_PRECISION of these are supported";
-            return Err(config.unsupported("quant_algo", reason));
-        }
+        name => algorithm(name).ok_or_else(|| config.unsupported("quant_algo", SUPPORTED))?,
     };
     let fp8_cache = match config.text_opt("kv_cache_quant_algo")?.as_deref() {
         None => keeps_fp8(config)?,
@@ -43,6 +36,20 @@ pub(super) fn read(config: &ConfigFile) -> Result<Quantized, ConfigError> {
         Some(_) => return Err(config.unsupported("kv_cache_quant_algo", "FP8 is supported, or none")),
     };
     Ok(Quantized { weights: Some(weights), fp8_cache, ..Quantized::default() })
+}
+
+/// What is supported, for messages.
+const SUPPORTED: &str = "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8, NVFP4 and MIXED_PRECISION of these are supported";
+
+/// How weights are stored whose algorithm has this name.
+fn algorithm(name: &str) -> Option<Box<dyn Quantization>> {
+    match name {
+        "FP8" => Some(floats(None, InputScheme::Static, MadeScales::Usual)),
+        "FP8_PER_CHANNEL_PER_TOKEN" => Some(floats(None, InputScheme::PerToken, MadeScales::Rows)),
+        "MXFP8" => Some(floats(Some([1, MX_BLOCK]), InputScheme::PerGroup(MX_BLOCK), MadeScales::Unknown)),
+        "NVFP4" => Some(Box::new(Grouped(Nvfp4))),
+        _ => None,
+    }
 }
 
 /// Eight-bit floats.
@@ -55,11 +62,8 @@ fn check_layers(config: &ConfigFile) -> Result<(), ConfigError> {
     let Some(layers) = config.object("quantized_layers")? else { return Ok(()) };
     for name in layers.keys() {
         let Some(layer) = layers.object(name)? else { continue };
-        if !["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "NVFP4"].contains(&layer.text_or("quant_algo", "")?.as_str())
-        {
-            return Err(
-                layer.unsupported("quant_algo", "FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8 and NVFP4 are supported")
-            );
+        if algorithm(&layer.text_or("quant_algo", "")?).is_none() {
+            return Err(layer.unsupported("quant_algo", SUPPORTED));
         }
     }
     Ok(())
@@ -94,14 +98,13 @@ impl Mixed {
     fn of(slice: &Slice, tensors: Tensors<'_>) -> Box<dyn Quantization> {
         let name = &slice.location.tensor;
         let is_bytes = |name: &str| tensors.get(name).is_some_and(|tensor| tensor.element == Element::Code(Code::U8));
-        let has_input =
-            || tensors.get(&format!("{}input_scale", name.strip_suffix("weight").unwrap_or(name))).is_some();
         if is_bytes(name) {
             Box::new(Grouped(Nvfp4))
         } else if is_bytes(&format!("{name}_scale")) {
             floats(Some([1, MX_BLOCK]), InputScheme::PerGroup(MX_BLOCK), MadeScales::Unknown)
         } else {
-            let input = if has_input() { InputScheme::Static } else { InputScheme::PerToken };
+            let has_input = tensors.get(&input_scale(slice)).is_some();
+            let input = if has_input { InputScheme::Static } else { InputScheme::PerToken };
             floats(None, input, MadeScales::Unknown)
         }
     }

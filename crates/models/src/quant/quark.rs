@@ -23,7 +23,7 @@ use super::grouped::{CodeMatrix, GroupedMethod, dummy_codes};
 use super::input::InputScheme;
 use super::packed::{not_conv1d, whole_shape};
 use super::scaled::{MadeScales, ScaledE4m3};
-use super::{Quantization, Quantized, awq, compressed_tensors, float4};
+use super::{BLOCK_SIZE, Quantization, Quantized, awq, block_size, compressed_tensors, float4};
 use crate::error::LoadError;
 use crate::weights::{Code, DummyFormat, Element, Fetched, Made, RandomWeight, Slice, Stored, Tensors};
 
@@ -167,12 +167,10 @@ impl Weights {
         match (dtype.as_str(), scheme.as_str()) {
             ("fp8_e4m3", "per_tensor" | "per_channel") => Ok(Self::Floats(None)),
             ("fp8_e4m3", "per_group") => Ok(Self::Floats(Some([1, weight.size("group_size")?]))),
-            ("fp8_e4m3", "per_block") => match weight.numbers_opt("block_size")?.as_deref() {
-                Some([rows, cols]) if *rows >= 1.0 && *cols >= 1.0 => {
-                    Ok(Self::Floats(Some([*rows as usize, *cols as usize])))
-                }
-                _ => Err(weight.unsupported("block_size", "expected rows and columns of a block")),
-            },
+            ("fp8_e4m3", "per_block") => {
+                let block = block_size(weight, "block_size")?;
+                Ok(Self::Floats(Some(block.ok_or_else(|| weight.unsupported("block_size", BLOCK_SIZE))?)))
+            }
             ("int8", "per_tensor" | "per_channel") if symmetric => Ok(Self::Integers),
             ("int8", _) => Err(weight.unsupported("symmetric", "integers of 8 bits have no zero points here")),
             ("fp4", "per_group") if weight.size_or("group_size", MX_BLOCK)? == MX_BLOCK => Ok(Self::Floats4),

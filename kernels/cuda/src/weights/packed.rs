@@ -101,7 +101,7 @@ impl Kind {
     }
 
     fn of_integers(format: IntegerFormat, cols: usize) -> Self {
-        // Products of codes of four bits take 32 columns at a time.
+        // Codes of four bits whose groups are shorter than 32 have not been run on a GPU.
         let code = match format.bits {
             CodeBits::Four if format.group.is_multiple_of(32) || format.group == ALL_COLUMNS => Code::Int4,
             _ => Code::Int8,

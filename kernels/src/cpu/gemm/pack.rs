@@ -91,7 +91,7 @@ impl Packed {
         let rounds_again = rounds && input == InputRounding::None;
         let bytes = n.div_ceil(PANEL) * PANEL * Kept::of(codes, rounds_again).stored().row_bytes(k_padded);
         let region = Region::new(bytes);
-        // SAFETY: the region is zeroed and this long at least; nobody else has it yet.
+        // SAFETY: the region is zeroed and this long at least; no other thread has it yet.
         let panels = unsafe { std::slice::from_raw_parts_mut(region.ptr(), bytes) };
         let integers = Integers::pack(pieces, codes, rounds_again, panels, pool);
         let (integers, columns) = (Some(Arc::new(integers)), Arc::from(pieces[0].columns()));

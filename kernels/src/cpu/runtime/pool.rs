@@ -22,7 +22,7 @@ const SMALL_WORK: usize = 1 << 14;
 /// Gate bit: threads may still enter. The bits below count those inside.
 const OPEN: u32 = 1 << 31;
 
-/// The threads of a backend. Thread 0 is whoever calls [`Pool::run`].
+/// The threads of a backend. Thread 0 is the caller of [`Pool::run`].
 pub(crate) struct Pool {
     desk: Arc<Desk>,
     threads: Vec<JoinHandle<()>>,

@@ -9,6 +9,7 @@ use crate::quant::grouped::dummy_codes;
 use crate::quant::input::InputScheme;
 use crate::quant::packed::{CONV1D, code_bits, words};
 use crate::quant::scaled::{MadeScales, ScaledE4m3};
+use crate::quant::{BLOCK_SIZE, block_size};
 use crate::weights::{Content, Made, RandomTensor, RandomWeight, integers};
 
 /// A group of modules that are quantised alike.
@@ -198,10 +199,7 @@ fn read_group(group: &ConfigFile, format: &str) -> Result<Scheme, ConfigError> {
 }
 
 fn read_block(weights: &ConfigFile) -> Result<[usize; 2], ConfigError> {
-    match weights.numbers_opt("block_structure")?.as_deref() {
-        Some([rows, cols]) if *rows >= 1.0 && *cols >= 1.0 => Ok([*rows as usize, *cols as usize]),
-        _ => Err(weights.unsupported("block_structure", "expected rows and columns of a block")),
-    }
+    block_size(weights, "block_structure")?.ok_or_else(|| weights.unsupported("block_structure", BLOCK_SIZE))
 }
 
 fn read_targets(group: &ConfigFile) -> Result<Vec<Target>, ConfigError> {

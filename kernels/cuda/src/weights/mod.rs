@@ -103,7 +103,7 @@ impl Staging {
     pub(crate) fn matrix(&mut self, device: &mut Device, pieces: &[HostMatrix<'_>], compute: DType) -> Weights {
         let StackedShape { format, rows, cols } = HostMatrix::stacked(pieces);
         let WeightFormat::Plain(dtype) = format else {
-            let packed = Packed::load(device, self, pieces);
+            let packed = Packed::load(device, self, pieces, compute);
             return Weights { memory: None, dtype: DType::F32, rows, cols, compute, packed };
         };
         let bytes: Vec<&[u8]> = pieces.iter().map(|piece| piece.bytes()).collect();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
+use half::f16;
 use kernels::decode::{IntegerFormat, IntegerRow, Offsets};
 use kernels::ops::{
     self, ALL_COLUMNS, CodeBits, ColumnOrder, DType, E2M1, Encoding, GroupedCodes, GroupedFormat, HostMatrix,
@@ -100,7 +101,8 @@ impl Kind {
         Self { code, scale: format.scales, zeros, group: group_of(format.group, cols) }
     }
 
-    fn of_integers(format: IntegerFormat, cols: usize) -> Self {
+    /// `compute`: what products are computed in.
+    fn of_integers(format: IntegerFormat, cols: usize, compute: DType) -> Self {
         // Codes of four bits whose groups are shorter than 32 have not been run on a GPU.
         let code = match format.bits {
             CodeBits::Four if format.group.is_multiple_of(32) || format.group == ALL_COLUMNS => Code::Int4,
@@ -111,16 +113,20 @@ impl Kind {
             Offsets::Before => Zeros::Points,
             Offsets::After => Zeros::Offsets,
         };
-        Self { code, scale: DType::F32, zeros, group: group_of(format.group, cols) }
+        // Files have f16, those of two levels times a small integer, which f32 has exactly.
+        let scale = if compute == DType::F32 { DType::F32 } else { DType::F16 };
+        Self { code, scale, zeros, group: group_of(format.group, cols) }
     }
 
-    /// Of a format that is kept packed.
+    /// Of a format that is kept packed, for products in 16 bits.
     pub(crate) fn of(format: WeightFormat, cols: usize) -> Option<Self> {
         match format {
             WeightFormat::Plain(_) => None,
             WeightFormat::ScaledE4m3 { scale_cols, .. } => Some(Self::of_floats(scale_cols, cols)),
             WeightFormat::Grouped(format) => Some(Self::of_grouped(&format, cols)),
-            WeightFormat::Blocks(_) => IntegerFormat::of(format).map(|format| Self::of_integers(format, cols)),
+            WeightFormat::Blocks(_) => {
+                IntegerFormat::of(format).map(|format| Self::of_integers(format, cols, DType::F16))
+            }
         }
     }
 
@@ -253,13 +259,19 @@ impl PackedWeights {
 }
 
 impl Packed {
-    /// Those of a matrix in pieces; absent where it is one of numbers, or the device has failed.
-    pub(crate) fn load(device: &mut Device, staging: &mut Staging, pieces: &[HostMatrix<'_>]) -> Option<Self> {
+    /// Those of a matrix in pieces, for products in `compute`; absent where it is one of numbers, or the device has
+    /// failed.
+    pub(crate) fn load(
+        device: &mut Device,
+        staging: &mut Staging,
+        pieces: &[HostMatrix<'_>],
+        compute: DType,
+    ) -> Option<Self> {
         match pieces.first()?.encoding {
             Encoding::Plain(_) => None,
             Encoding::Scaled(first) => Self::load_scaled(device, staging, pieces, first),
             Encoding::Grouped(first) => Self::load_grouped(device, staging, pieces, first),
-            Encoding::Blocks(_) => Self::load_blocks(device, staging, pieces),
+            Encoding::Blocks(_) => Self::load_blocks(device, staging, pieces, compute),
         }
     }
 
@@ -291,9 +303,14 @@ impl Packed {
     }
 
     /// GGUF's blocks, as integers with scales and offsets.
-    fn load_blocks(device: &mut Device, staging: &mut Staging, pieces: &[HostMatrix<'_>]) -> Option<Self> {
+    fn load_blocks(
+        device: &mut Device,
+        staging: &mut Staging,
+        pieces: &[HostMatrix<'_>],
+        compute: DType,
+    ) -> Option<Self> {
         let (rows, cols) = (pieces.iter().map(|piece| piece.rows).sum(), pieces.first()?.cols);
-        let kind = Kind::of_integers(IntegerFormat::of(pieces.first()?.format())?, cols);
+        let kind = Kind::of_integers(IntegerFormat::of(pieces.first()?.format())?, cols, compute);
         let planes = Planes::of(pieces, kind);
         let mut packing = Packing { device, staging, kind, rows, cols };
         let codes = Arc::new(packing.codes(&[&planes.codes])?);
@@ -417,10 +434,19 @@ impl Planes {
                 1 => planes.codes.extend(row_of.codes.chunks(2).map(|two| two[0] | two.get(1).unwrap_or(&0) << 4)),
                 _ => planes.codes.extend(row_of.codes.iter().map(|code| code + lift)),
             }
-            planes.scales.extend(row_of.scales.iter().flat_map(|scale| scale.to_ne_bytes()));
-            planes.offsets.extend(row_of.offsets.iter().flat_map(|offset| (-offset).to_ne_bytes()));
+            put(&mut planes.scales, row_of.scales.iter().copied(), kind.scale);
+            put(&mut planes.offsets, row_of.offsets.iter().map(|offset| -offset), kind.scale);
         }
         planes
+    }
+}
+
+/// Appends numbers as f32, or as f16, which has no larger ones than 65,504.
+fn put(to: &mut Vec<u8>, numbers: impl Iterator<Item = f32>, dtype: DType) {
+    let most = f16::MAX.to_f32();
+    match dtype {
+        DType::F32 => to.extend(numbers.flat_map(f32::to_ne_bytes)),
+        _ => to.extend(numbers.flat_map(|number| f16::from_f32(number.clamp(-most, most)).to_ne_bytes())),
     }
 }
 

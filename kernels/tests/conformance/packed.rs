@@ -246,6 +246,19 @@ fn inputs_of_8_bits() {
     }
 }
 
+/// Of matrices that are large enough to be cut into parts of their columns.
+#[test]
+fn inputs_of_8_bits_in_parts() {
+    let input = InputRounding::DynamicInt8 { outliers: f32::INFINITY };
+    let format = GroupedFormat { bits: CodeBits::Eight, group: ALL_COLUMNS, input, ..FORMAT };
+    let stored = Stored::new([2880, 2048], format);
+    for mut device in devices(WeightFormat::Grouped(format)) {
+        let pieces = [stored.piece(0..2000), stored.piece(2000..2880)];
+        let (acts, compute) = (DType::Bf16, DType::Bf16);
+        run(&mut *device, &Case { pieces: &pieces, rows: 34, acts, compute, exact: false });
+    }
+}
+
 #[test]
 fn inputs_of_8_bits_in_very_many_rows() {
     for input in [InputRounding::StaticInt8(0.01), InputRounding::DynamicInt8 { outliers: f32::INFINITY }] {
@@ -294,7 +307,7 @@ fn made_up(kind: GgmlType, rows: usize, row_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// A product and the gate of its outputs are one kernel, with the bits of both.
+/// A product and the gate of its outputs are one kernel, with the bits of both where neither is cut into parts.
 #[test]
 fn a_gate_that_follows_changes_no_bit() {
     let input = InputRounding::DynamicInt8 { outliers: f32::INFINITY };

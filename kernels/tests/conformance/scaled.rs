@@ -196,6 +196,10 @@ fn codes_times_codes() {
                 run(&mut backends, &Case { rows, shape, grid, compute, input, epilogue });
             }
         }
+        // Large enough to be cut into parts of k, the last of which ends within a step.
+        let (shape, epilogue) = ([[2880, 1600], [3848, 1600]][number], [Epilogue::Accumulate, Epilogue::Store][number]);
+        let (grid, compute) = (GRIDS[number], [DType::Bf16, DType::F16][number]);
+        run(&mut backends, &Case { rows: 33, shape, grid, compute, input, epilogue });
         let (shape, grid, compute, epilogue) = ([64, 160], GRIDS[number], DType::Bf16, Epilogue::Accumulate);
         run(&mut backends, &Case { rows: 2100, shape, grid, compute, input, epilogue });
     }

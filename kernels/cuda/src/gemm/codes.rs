@@ -1,8 +1,8 @@
 //! Products whose inputs are rounded to codes of 8 bits, as their weights are: Hopper multiplies two codes in the time
 //! of one number of 16 bits. A row of the input becomes codes and one scale (`prepare_input.cu`).
-//! `matmul_packed_wgmma.cu` multiplies some rows by codes as they are packed, `matmul_wgmma.cu` many rows by codes that
-//! are written row by row first. Sums of 8-bit floats are as exact as the tensor cores keep them, about 14 bits; those
-//! of integers are exact.
+//! `matmul_packed_wgmma.cu` multiplies some rows by codes as they are packed, `matmul_codes.cu` few rows where matrices
+//! are small, `matmul_wgmma.cu` many rows by codes that are written row by row first. Sums of 8-bit floats are as exact
+//! as the tensor cores keep them, about 14 bits; those of integers are exact.
 
 use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::{Activation, DType, Epilogue, InputRounding, WeightFormat};
@@ -11,7 +11,7 @@ use crate::gemm::matmul_packed::{InputShape, rows_shape};
 use crate::gemm::matmul_packed_wgmma::MOST_ROWS;
 use crate::gemm::product::{Activated, Gate, OutputFunction, Product};
 use crate::gemm::table::Facts;
-use crate::gemm::{matmul_packed_wgmma, matmul_wgmma};
+use crate::gemm::{matmul_codes, matmul_packed_wgmma, matmul_wgmma};
 use crate::jit::specialization::{HOPPER, Special};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, Name, args};
@@ -131,11 +131,13 @@ pub(crate) fn run_many(device: &mut Device, product: &Product<'_>, gate: Option<
     matmul_wgmma::run_codes(device, product, gate, x, w)
 }
 
-/// Kernels for products of very many rows with a matrix; gates are nearly always SiLU.
+/// Kernels for products of codes with a matrix, of few rows and of very many; gates of those are nearly always SiLU.
 pub(crate) fn specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
     let code = takes(facts, w).filter(|_| matmul_wgmma::has_room(facts, MOST_ROWS + 1));
     let functions = [None, Some(OutputFunction::gate(Activation::Silu))];
-    code.map_or_else(Vec::new, |code| {
-        functions.map(|function| matmul_wgmma::special_of_codes(dtype, function, code)).into()
-    })
+    let many = code
+        .into_iter()
+        .flat_map(|code| functions.map(|function| matmul_wgmma::special_of_codes(dtype, function, code)));
+    let few = takes(facts, w).and_then(|_| matmul_codes::special(facts, w, dtype));
+    many.chain(few).collect()
 }

@@ -3,6 +3,7 @@
 pub(crate) mod codes;
 pub(crate) mod cublaslt;
 pub(crate) mod matmul;
+pub(crate) mod matmul_codes;
 pub(crate) mod matmul_packed;
 pub(crate) mod matmul_packed_wgmma;
 pub(crate) mod matmul_skinny;

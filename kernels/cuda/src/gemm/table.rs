@@ -8,7 +8,9 @@ use crate::autotune::tactics::Tactic;
 use crate::fusion::split_norm::{After, Before};
 use crate::gemm::codes::CodedInput;
 use crate::gemm::product::{Activated, Gate, MANY_ROWS, OutputFunction, Product, rounds_once};
-use crate::gemm::{codes, matmul, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma};
+use crate::gemm::{
+    codes, matmul, matmul_codes, matmul_packed, matmul_packed_wgmma, matmul_skinny, matmul_split_k, matmul_wgmma,
+};
 use crate::jit::specialization::Special;
 use crate::runtime::arch::Arch;
 use crate::runtime::device::Device;
@@ -118,7 +120,18 @@ pub(crate) enum Launch {
 
 /// Every GEMM kernel, the most special first.
 pub(crate) const KERNELS: &[GemmKernel] =
-    &[PACKED_CODES, WGMMA_CODES, PACKED_WGMMA, PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+    &[CODES, PACKED_CODES, WGMMA_CODES, PACKED_WGMMA, PACKED, PACKED_PLAIN, SKINNY, WGMMA, SPLIT_K, CUBLASLT, SIMT];
+
+/// Few rows of 8-bit codes with such weights, on Hopper, where parts of `k` keep more multiprocessors busy.
+const CODES: GemmKernel = GemmKernel {
+    name: "codes",
+    fits: |facts, product, fused| {
+        let plain = !fused.has_norms() && !fused.activates() && fused.gate.is_none();
+        plain && matmul_codes::fits(facts, product) && codes::fits_packed(facts, product, None)
+    },
+    selection: Selection::Always,
+    launch: Launch::Coded(|device, product, _, x| matmul_codes::run(device, product, x)),
+};
 
 /// Some rows of 8-bit codes with such weights, on Hopper.
 const PACKED_CODES: GemmKernel = GemmKernel {

@@ -212,6 +212,7 @@ pub(crate) const SPECIAL: &[Source] = sources! {
     "lora_expand" in "layers"
     "lora_gate" in "layers"
     "lora_shrink" in "layers"
+    "matmul_codes" in "gemm"
     "matmul_packed" in "gemm"
     "matmul_packed_wgmma" in "gemm"
     "matmul_skinny" in "gemm"
@@ -299,7 +300,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("stream.cuh", include_str!("../../csrc/whole_step/stream.cuh")),
     ("tf32.cuh", include_str!("../../csrc/recurrent/tf32.cuh")),
     ("two_shots.cuh", include_str!("../../csrc/comm/two_shots.cuh")),
-    ("warp_dots.cuh", include_str!("../../csrc/gemm/warp_dots.cuh")),
+    ("warp_dots.cuh", include_str!("../../csrc/include/warp_dots.cuh")),
 ];
 
 #[cfg(test)]

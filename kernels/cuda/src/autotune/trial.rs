@@ -4,6 +4,8 @@
 //! and how soon what follows can begin, counts as it does there. cuBLASLt's kernels begin 1 to 2 µs after the kernel
 //! ahead has ended.
 
+use std::time::Instant;
+
 use crate::autotune::measure::{self, Race};
 use crate::autotune::tactics::{GemmProblem, Tactic};
 use crate::gemm::cublaslt::{Algorithm, Candidates};
@@ -18,7 +20,7 @@ use crate::layers::norm;
 use crate::runtime::activations::View;
 use crate::runtime::context::Memory;
 use crate::runtime::device::Device;
-use kernels::ops::DType;
+use kernels::ops::{DType, WaitFor};
 
 /// Algorithms of cuBLASLt that are tried.
 const CANDIDATES: usize = 8;
@@ -57,7 +59,9 @@ impl Matmul {
     pub(crate) fn trial(&mut self, device: &mut Device, product: &mut Product<'_>, gate: Option<Gate>) -> Trial {
         let kind = product.problem(gate);
         let apart = gate.map(|_| self.tactics.get(product.problem(None)).unwrap_or(Tactic::Default));
+        let start = Instant::now();
         let candidates = self.blas.candidates(product.key(), if apart.is_some() { 1 } else { CANDIDATES });
+        device.note_wait(WaitFor::Loading, start, || format!("cuBLASLt's candidates for {:?}", product.key()));
         let tactics: Vec<Tactic> = match (apart, &candidates) {
             (Some(_), _) => std::iter::once(Tactic::Default).chain(own_tactics(device, product, gate)).collect(),
             (None, candidates) => {

@@ -1,5 +1,6 @@
 //! Products by cuBLASLt: 16-bit inputs, sums in f32. Descriptors are made once a shape, and cuBLASLt may be asked for
-//! several algorithms: which of them is the fastest is measured (`autotune`).
+//! several algorithms: which of them is the fastest is measured (`autotune`). Until then a range of rows has its first
+//! choice for the most of them.
 //!
 //! cuBLASLt thinks in columns. Read so, `out[rows, n]` is an `n x rows` matrix, `w[n, k]` a `k x n` one to be
 //! transposed, and `x[rows, k]` a `k x rows` one: `out = w^T x`.
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+use crate::autotune::tactics::bucket;
 use crate::error::OpenError;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
@@ -43,6 +45,14 @@ pub(crate) struct Key {
     pub(crate) output: DType,
     pub(crate) bias: bool,
     pub(crate) epilogue: Epilogue,
+}
+
+impl Key {
+    /// What its algorithm is chosen for: all products of a range of rows have one, so that another number of rows
+    /// needs no code that is not loaded yet.
+    fn range(self) -> Self {
+        Self { rows: bucket(self.rows), epilogue: Epilogue::Store, ..self }
+    }
 }
 
 /// Where a product's operands are. A bias has the output's element type.
@@ -86,6 +96,8 @@ pub(crate) struct Blas {
     workspace: Memory,
     /// Absent: cuBLASLt has no algorithm for it.
     plans: HashMap<Key, Option<(Plan, Algorithm)>>,
+    /// What it takes for the best for [ranges](Key::range) of rows.
+    choices: HashMap<Key, Option<Algorithm>>,
     /// Has it make its first choice, which takes long, and for which all others wait.
     first_choice: Option<Joined>,
 }
@@ -127,10 +139,14 @@ impl Starting {
     /// Waits for it.
     pub(crate) fn open(self, device: &mut Device) -> Result<Blas, OpenError> {
         let gone = || OpenError::Library("cuBLASLt does not start: its thread is gone".to_owned());
+        let start = Instant::now();
         let Handle(handle) = self.created.recv().map_err(|_| gone())??;
+        device.note_wait(WaitFor::Loading, start, || "cuBLASLt".to_owned());
         let first_choice = Some(self.thread);
         match device.allocate(WORKSPACE, "cuBLASLt's workspace") {
-            Some(workspace) => Ok(Blas { handle, workspace, plans: HashMap::new(), first_choice }),
+            Some(workspace) => {
+                Ok(Blas { handle, workspace, plans: HashMap::new(), choices: HashMap::new(), first_choice })
+            }
             None => Err(OpenError::Device(device.fault().unwrap_or_default().to_owned())),
         }
     }
@@ -175,7 +191,7 @@ impl Blas {
     }
 
     /// Queues a product; false where cuBLASLt has no algorithm for it. It takes `wanted` where that can do these rows,
-    /// else its own first choice; what a key first ran with stays.
+    /// else its own first choice for their range; what a key first ran with stays.
     pub(crate) fn run(&mut self, device: &mut Device, key: Key, wanted: Option<Algorithm>, operands: Operands) -> bool {
         if !self.plans.contains_key(&key) {
             if self.plans.len() >= MOST_PLANS {
@@ -183,12 +199,8 @@ impl Blas {
             }
             let start = Instant::now();
             self.settle();
-            let plan = Plan::new(key).ok().and_then(|plan| {
-                let possible = wanted.filter(|algorithm| plan.allows(self.handle, algorithm));
-                let algorithm = possible.or_else(|| plan.algorithms(self.handle, 1).into_iter().next())?;
-                Some((plan, algorithm))
-            });
-            self.plans.insert(key, plan);
+            let plan = Plan::new(key).ok().and_then(|plan| Some((self.choose(&plan, key, wanted)?, plan)));
+            self.plans.insert(key, plan.map(|(algorithm, plan)| (plan, algorithm)));
             device.note_wait(WaitFor::Loading, start, || format!("cuBLASLt's choice for {key:?}"));
         }
         let Some(Some((plan, algorithm))) = self.plans.get(&key) else { return false };
@@ -208,6 +220,18 @@ impl Blas {
             }
         }
         true
+    }
+
+    /// What a product that is planned is done with.
+    fn choose(&mut self, plan: &Plan, key: Key, wanted: Option<Algorithm>) -> Option<Algorithm> {
+        let handle = self.handle;
+        let first = |plan: &Plan| plan.algorithms(handle, 1).into_iter().next();
+        let allowed = |algorithm: &Algorithm| plan.allows(handle, algorithm);
+        wanted.filter(allowed).or_else(|| {
+            let range = key.range();
+            let choice = self.choices.entry(range).or_insert_with(|| first(&Plan::new(range).ok()?));
+            choice.filter(allowed).or_else(|| first(plan))
+        })
     }
 
     /// Forgets what such products first ran with.
@@ -399,5 +423,30 @@ impl Drop for Plan {
             }
             let _ = result::destroy_matmul_desc(self.operation);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_a_range_of_rows_share_a_choice() {
+        let key = |rows, epilogue| Key {
+            rows,
+            n: 6144,
+            k: 4096,
+            input: DType::Bf16,
+            output: DType::F32,
+            bias: false,
+            epilogue,
+        };
+        let range = key(1000, Epilogue::Store).range();
+        assert_eq!(range, key(1024, Epilogue::Store));
+        assert_eq!(key(961, Epilogue::Accumulate).range(), range, "whether it is added changes nothing");
+        // What idle time loads is the most of each range.
+        assert_eq!(range.range(), range);
+        assert_ne!(key(1025, Epilogue::Store).range(), range);
+        assert_ne!(Key { n: 4096, ..key(1000, Epilogue::Store) }.range(), range);
     }
 }

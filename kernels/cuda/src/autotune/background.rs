@@ -13,7 +13,8 @@ use crate::gemm::matmul::Matmul;
 use crate::gemm::product::{Activated, Gate, Product};
 use crate::runtime::activations::View;
 use crate::runtime::device::{Device, MOMENT};
-use kernels::ops::{Activation, Epilogue, Matrix, Vector};
+use crate::weights::Weights;
+use kernels::ops::{Activation, DType, Epilogue, Matrix, Vector};
 
 const NOW: Duration = Duration::ZERO;
 /// Products of fewer rows are always done in the same tactic.
@@ -190,13 +191,35 @@ impl CudaBackend {
         self.tuner.unloaded.is_empty()
     }
 
+    /// The same with what steps will probably ask for, as the model's matrices and buffers say, for as long as kernels
+    /// that a first step needs are being compiled.
+    pub(crate) fn load_expected(&mut self) {
+        if !self.matmul.tactics.are_measured_ahead() || self.device.fault().is_some() {
+            return;
+        }
+        let sites = expected(&self.matrices, &self.acts.views());
+        let mut queue = TuningQueue::default();
+        sites.iter().enumerate().for_each(|(index, site)| queue.add(index, site.room()));
+        let mut left = queue.coarse_to_fine();
+        while !self.are_first_compiled()
+            && let Some(task) = left.pop()
+        {
+            self.load_product(sites[task.site], task.rows);
+        }
+    }
+
     /// Does the next product once that is left of those; whether there was one.
     fn load_some(&mut self) -> bool {
         let Some(task) = self.tuner.unloaded.pop() else { return false };
+        self.load_product(self.tuner.sites[task.site].1, task.rows);
+        true
+    }
+
+    fn load_product(&mut self, site: CallSite, rows: usize) {
         // No step asks for it.
         let asked = self.matmul.tactics.asked();
         self.matmul.tactics.begin(false);
-        self.with_product(task, |matmul, device, product, gate| {
+        self.with_product(site, rows, |matmul, device, product, gate| {
             let mut specials = matmul.specials(device, &product, gate).into_iter();
             // One that is always done by a kernel would wait for its compilation.
             if !matmul.is_small(device, &product) || specials.all(|special| device.is_compiled(special, NOW)) {
@@ -205,7 +228,6 @@ impl CudaBackend {
             }
         });
         self.matmul.tactics.restore_asked(asked);
-        true
     }
 
     /// Whether the tactics of products of `rows` rows are known, or will not be found out while the worker is idle.
@@ -247,7 +269,7 @@ impl CudaBackend {
 
     /// Begins to measure a kind of product; one that is known already is done once, so that its code is there.
     fn begin_task(&mut self, task: Task) {
-        let ahead = self.with_product(task, |matmul, device, mut product, gate| {
+        let ahead = self.with_product(self.tuner.sites[task.site].1, task.rows, |matmul, device, mut product, gate| {
             if !matmul.has_tactics(device, &product, gate) {
                 return Begun::Nothing;
             }
@@ -271,7 +293,7 @@ impl CudaBackend {
 
     /// Lets one tactic more be tried.
     fn go_on(&mut self, task: Task, mut trial: Box<Trial>) {
-        let more = self.with_product(task, |matmul, device, mut product, gate| {
+        let more = self.with_product(self.tuner.sites[task.site].1, task.rows, |matmul, device, mut product, gate| {
             matmul.turn(device, &mut trial, &mut product, gate)
         });
         if more == Some(true) {
@@ -289,14 +311,13 @@ impl CudaBackend {
         }
     }
 
-    /// The product of a task, on its site's buffers; none where its input is not there.
+    /// The product of a site with so many rows, on its buffers; none where its input is not there.
     fn with_product<T>(
         &mut self,
-        task: Task,
+        CallSite { x, w, bias, out, gate }: CallSite,
+        rows: usize,
         run: impl FnOnce(&mut Matmul, &mut Device, Product<'_>, Option<Gate>) -> T,
     ) -> Option<T> {
-        let CallSite { x, w, bias, out, gate } = self.tuner.sites[task.site].1;
-        let rows = task.rows;
         let w = &self.matrices[w.0 as usize];
         let x = self.matmul.input(View { rows, ..x }, w)?;
         let bias = bias.map(|bias| &mut self.vectors[bias.0 as usize]);
@@ -304,6 +325,26 @@ impl CudaBackend {
         let gate = gate.map(|(of, activation, out)| Gate { of, activation, out: View { rows, ..out }, prepared: None });
         Some(run(&mut self.matmul, &mut self.device, product, gate))
     }
+}
+
+/// Products that steps will probably ask for, one of each shape: of 16-bit matrices with buffers as wide as they are.
+/// What is added to a residual is f32, so that comes first where there are several.
+fn expected(matrices: &[Weights], buffers: &[View]) -> Vec<CallSite> {
+    let mut sites: Vec<CallSite> = Vec::new();
+    let mut shapes = HashSet::new();
+    for (index, w) in (0..).zip(matrices) {
+        if w.packed.is_some() || w.dtype.size() != 2 || w.compute != w.dtype || !shapes.insert([w.rows, w.cols]) {
+            continue;
+        }
+        let inputs = buffers.iter().filter(|view| view.width == w.cols && view.dtype == w.dtype);
+        let Some(x) = inputs.max_by_key(|view| view.most_rows) else { continue };
+        let outputs = buffers.iter().filter(|view| view.width == w.rows && view.ptr != x.ptr);
+        let outputs = outputs.filter(|view| view.dtype == DType::F32 || view.dtype == w.dtype);
+        if let Some(out) = outputs.max_by_key(|view| (view.dtype == DType::F32, view.most_rows)) {
+            sites.push(CallSite { x: *x, w: Matrix(index), bias: None, out: *out, gate: None });
+        }
+    }
+    sites
 }
 
 /// What came of beginning a task.
@@ -348,6 +389,29 @@ mod tests {
         let all = rest(&mut queue);
         assert_eq!((all.first(), all.last()), (Some(&(24, 2)), Some(&(8192, 2))));
         assert!(all.iter().all(|(rows, _)| bucket(*rows) == *rows) && all.len() <= 60, "{all:?}");
+    }
+
+    #[test]
+    fn what_steps_will_ask_for_is_seen_from_matrices_and_buffers() {
+        let weights = |rows, cols, dtype| Weights { memory: None, dtype, rows, cols, compute: dtype, packed: None };
+        let view = |ptr, width, dtype, most_rows| View { ptr, dtype, rows: most_rows, width, most_rows };
+        let (short, long) = (DType::Bf16, DType::F32);
+        // Two layers and a head; the last is multiplied in f32, and of one nobody has outputs.
+        let layer = [weights(96, 64, short), weights(64, 64, short)];
+        let others = [weights(1000, 64, short), weights(64, 96, long), weights(48, 64, short)];
+        let matrices = layer.iter().chain(&layer).chain(&others).cloned().collect::<Vec<_>>();
+        let buffers = [
+            view(1, 64, long, 512),
+            view(2, 64, short, 512),
+            view(3, 64, short, 8),
+            view(4, 96, short, 512),
+            view(5, 1000, long, 32),
+        ];
+        let sites = expected(&matrices, &buffers);
+        let seen: Vec<_> = sites.iter().map(|site| (site.w.0, site.x.ptr, site.out.ptr, site.room())).collect();
+        assert_eq!(seen, [(0, 2, 4, 512), (1, 2, 1, 512), (4, 2, 5, 32)]);
+        // A product overwrites no input of its own.
+        assert!(expected(&matrices[1..2], &buffers[1..2]).is_empty());
     }
 
     #[test]

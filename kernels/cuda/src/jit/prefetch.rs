@@ -79,10 +79,18 @@ impl CudaBackend {
         }
     }
 
-    /// Loads the kernels that every start has, and attention's, for which it waits a while.
+    /// Whether the kernels that [`Self::await_first`] loads are there.
+    pub(crate) fn are_first_compiled(&self) -> bool {
+        let mut needed = self.first_needed.iter();
+        self.device.are_first_compiled() && needed.all(|special| self.device.is_compiled(*special, Duration::ZERO))
+    }
+
+    /// Loads the kernels that every start has, and attention's, for which it waits a while. Meanwhile it loads code
+    /// that is there.
     pub(crate) fn await_first(&mut self) {
         const MOST: Duration = Duration::from_secs(10);
         self.device.bind();
+        self.load_expected();
         self.device.load_first();
         let start = Instant::now();
         for special in std::mem::take(&mut self.first_needed) {

@@ -65,6 +65,18 @@ impl ActivationBuffers {
         self.buffers.iter().map(|buffer| buffer.max_rows).max().unwrap_or(0)
     }
 
+    /// All buffers, each with as many rows as it has room for.
+    pub(crate) fn views(&self) -> Vec<View> {
+        let whole = |Buffer { memory, dtype, max_rows, width, .. }: &Buffer| View {
+            ptr: memory.as_ref().map_or(0, |memory| memory.ptr),
+            dtype: *dtype,
+            rows: *max_rows,
+            width: *width,
+            most_rows: *max_rows,
+        };
+        self.buffers.iter().map(whole).collect()
+    }
+
     /// A step of `rows` rows begins.
     pub(crate) fn begin(&mut self, rows: usize) {
         self.rows = rows;

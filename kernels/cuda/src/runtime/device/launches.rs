@@ -199,6 +199,12 @@ impl Device {
         missing.for_each(|source| self.compile_queue.order(source));
     }
 
+    /// Whether the kernels that every start has are compiled.
+    pub(crate) fn are_first_compiled(&self) -> bool {
+        let mut missing = self.first.iter().filter(|source| !self.modules.contains_key(source.name));
+        missing.all(|source| self.compile_queue.is_made(*source, Duration::ZERO))
+    }
+
     /// Loads the kernels that every start has, once they are compiled.
     pub(crate) fn load_first(&mut self) {
         for source in std::mem::take(&mut self.first) {

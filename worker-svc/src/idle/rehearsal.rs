@@ -13,11 +13,12 @@ use tracing::{debug, info};
 
 use super::graph_capture::{GraphCapture, Load};
 
-/// Tokens of the prompts: one that is done by kernels for few rows, and one by those for many.
+/// Tokens of the prompts: one that is done by kernels for few rows, and one by those for many, which comes last: a
+/// library may still be making its first choice.
 const PROMPTS: [usize; 2] = [30, 1000];
 /// How long kernels for other numbers of rows are loaded: a tenth of what the start has taken so far, at least and at
 /// most.
-const LOAD_AHEAD: [Duration; 2] = [Duration::from_millis(150), Duration::from_millis(500)];
+const LOAD_AHEAD: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(500)];
 
 /// What a made-up step may have.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +63,7 @@ pub(crate) fn rehearse(
     Ok(())
 }
 
-/// Prompts, then a few tokens of the last one, drawn in several ways; captures what can be.
+/// A prompt, a few tokens after it, drawn in several ways, and another prompt; captures what can be.
 pub(crate) fn run_steps(
     runner: &mut dyn Runner,
     graphs: &mut GraphCapture,
@@ -71,19 +72,15 @@ pub(crate) fn run_steps(
 ) -> Result<(), ForwardError> {
     let mut stage = Stage { runner, group, room };
     let most = room.max_rows.min(room.max_len.saturating_sub(draws().len())).max(1);
-    let mut len = 0;
-    for tokens in PROMPTS {
-        len = tokens.min(most);
-        stage.step(0, len, &SampleParams::default())?;
-    }
-    for params in draws() {
+    let [short, long] = PROMPTS.map(|tokens| tokens.min(most));
+    stage.step(0, short, &SampleParams::default())?;
+    for (len, params) in (short..).zip(draws()) {
         stage.step(len, 1, &params)?;
-        len += 1;
         if let Some(size) = graphs.next_size(stage.runner, Load::InFlight) {
             graphs.capture(size, stage.runner, stage.group)?;
         }
     }
-    Ok(())
+    stage.step(0, long, &SampleParams::default())
 }
 
 /// Says what the device's host has waited for since the last call, with `--log-level debug`.

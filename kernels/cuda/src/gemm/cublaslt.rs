@@ -48,8 +48,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// What its algorithm is chosen for: all products of a range of rows have one, so that another number of rows
-    /// needs no code that is not loaded yet.
+    /// What its algorithm is chosen for: all products of a range of rows have one, so that its other numbers of rows
+    /// need no other code.
     fn range(self) -> Self {
         Self { rows: bucket(self.rows), epilogue: Epilogue::Store, ..self }
     }

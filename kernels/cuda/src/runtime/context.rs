@@ -204,12 +204,14 @@ pub(crate) fn explain(error: DriverError) -> String {
     }
 }
 
-/// Device memory, freed when dropped.
+/// Device memory, freed when dropped, or when the last part of it is.
 #[derive(Debug)]
 pub(crate) struct Memory {
     context: Arc<Context>,
     pub(crate) ptr: sys::CUdeviceptr,
     pub(crate) bytes: usize,
+    /// What it is a part of.
+    whole: Option<Arc<Memory>>,
 }
 
 impl Memory {
@@ -217,12 +219,21 @@ impl Memory {
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, DriverError> {
         // SAFETY: the context is current (every entry of the backend binds it); the size is not zero.
         let ptr = unsafe { result::malloc_sync(bytes.max(1)) }?;
-        Ok(Self { context: context.clone(), ptr, bytes })
+        Ok(Self { context: context.clone(), ptr, bytes, whole: None })
+    }
+
+    /// Some bytes of `whole`, which no other part has.
+    pub(crate) fn part(whole: &Arc<Self>, start: usize, bytes: usize) -> Self {
+        assert!(start + bytes <= whole.bytes, "{bytes} bytes at {start} of {}", whole.bytes);
+        Self { context: whole.context.clone(), ptr: whole.ptr + start as u64, bytes, whole: Some(whole.clone()) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.whole.is_some() {
+            return;
+        }
         self.context.frees.fetch_add(1, Ordering::Relaxed);
         if self.context.bind().is_ok() {
             // SAFETY: allocated in `new`; freeing waits for work that uses it.

@@ -3,6 +3,7 @@
 
 pub(crate) mod noise;
 pub(crate) mod packed;
+mod slabs;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use crate::runtime::activations::{Elements, cast};
 use crate::runtime::context::{Event, Memory, Pinned};
 use crate::runtime::device::Device;
 use crate::weights::packed::Packed;
+use crate::weights::slabs::Slabs;
 use kernels::ops::{DType, HostMatrix, StackedShape, WeightFormat};
 
 /// A piece of a copy.
@@ -91,11 +93,33 @@ impl Vector {
     }
 }
 
-/// Pinned memory that weights pass through.
+/// Bytes up to which what is packed on the device passes through memory that stays.
+const SMALL_SOURCE: usize = 8 << 20;
+
+/// Pinned memory that weights pass through, and memory of the device that those pass through which are packed there.
 #[derive(Default)]
 pub(crate) struct Staging {
     slots: Vec<(Pinned, Event)>,
     next: usize,
+    source: Option<Memory>,
+    slabs: Slabs,
+}
+
+/// Bytes on the device that a kernel packs: the stream has it read them before others take their place.
+struct Source {
+    ptr: CUdeviceptr,
+    bytes: usize,
+    /// Their memory, where they have their own.
+    own: Option<Memory>,
+}
+
+impl Source {
+    /// The kernels that read it are queued.
+    fn release(self, device: &mut Device) {
+        if self.own.is_some() {
+            device.synchronize();
+        }
+    }
 }
 
 impl Staging {
@@ -132,6 +156,18 @@ impl Staging {
         let memory = device.allocate(bytes, "weights")?;
         self.fill(device, pieces, memory.ptr)?;
         Some(memory)
+    }
+
+    /// The same to be packed by kernels that are queued next, until when no other source may be asked for.
+    fn source(&mut self, device: &mut Device, pieces: &[&[u8]]) -> Option<Source> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        let own = if bytes > SMALL_SOURCE { Some(device.allocate(bytes, "weights")?) } else { None };
+        let ptr = match &own {
+            Some(own) => own.ptr,
+            None => device.reserve(&mut self.source, SMALL_SOURCE, "weights"),
+        };
+        self.fill(device, pieces, ptr)?;
+        Some(Source { ptr, bytes, own })
     }
 
     /// Fills device memory, which has room, with bytes that lie in several places, when the stream comes to it.

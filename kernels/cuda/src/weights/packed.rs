@@ -470,50 +470,54 @@ impl Packing<'_> {
 
     /// Row-major codes in their places.
     fn codes(&mut self, pieces: &[&[u8]]) -> Option<Memory> {
-        let source = self.staging.load_pieces(self.device, pieces)?;
         let bytes = self.tiles() * self.cols.div_ceil(CHUNK) * self.kind.pieces() * PIECE;
-        let packed = self.device.allocate(bytes, "weights")?;
+        let packed = self.staging.slabs.allocate(self.device, bytes, "weights")?;
+        let source = self.staging.source(self.device, pieces)?;
         let pitch = (source.bytes / self.rows.max(1)) as u32;
         let words = (bytes / 4) as u64;
         let name = Name::in_file(FILE, "pack_codes", &[]);
         let shape = Shape::elements(bytes / 4);
         self.device.launch(name, shape, args![packed.ptr, source.ptr, self.argument(), pitch, words]);
-        self.device.synchronize();
+        source.release(self.device);
         Some(packed)
     }
 
     /// Scales, zero points or offsets of `size` bytes each, `[rows, groups]`, in their places.
     fn sides(&mut self, pieces: &[&[u8]], size: usize) -> Option<Memory> {
-        let source = self.staging.load_pieces(self.device, pieces)?;
         let count = self.tiles() * TILE * self.kind.groups(self.cols);
-        let packed = self.device.allocate(count * size, "scales")?;
+        let packed = self.staging.slabs.allocate(self.device, count * size, "scales")?;
+        let source = self.staging.source(self.device, pieces)?;
         let name = Name::in_file(FILE, "pack_sides", &[]);
         let (shape, size, places) = (Shape::elements(count), size as u32, count as u64);
         self.device.launch(name, shape, args![packed.ptr, source.ptr, self.argument(), size, places]);
-        self.device.synchronize();
+        source.release(self.device);
         Some(packed)
     }
 
     fn numbers(&mut self, values: &[f32]) -> Option<Memory> {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        self.staging.load(self.device, &bytes)
+        self.load(&values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>())
     }
 
     fn columns(&mut self, columns: &[u32]) -> Option<Memory> {
-        let bytes: Vec<u8> = columns.iter().flat_map(|column| column.to_ne_bytes()).collect();
-        self.staging.load(self.device, &bytes)
+        self.load(&columns.iter().flat_map(|column| column.to_ne_bytes()).collect::<Vec<u8>>())
+    }
+
+    fn load(&mut self, bytes: &[u8]) -> Option<Memory> {
+        let memory = self.staging.slabs.allocate(self.device, bytes.len(), "weights")?;
+        self.staging.fill(self.device, &[bytes], memory.ptr)?;
+        Some(memory)
     }
 
     /// Scales, one row of them for each number in `lines`.
     fn shared_scales(&mut self, values: &[u8], lines: &[u8]) -> Option<Memory> {
-        let [values, lines] = [values, lines].map(|bytes| self.staging.load(self.device, bytes));
-        let (values, lines) = (values?, lines?);
         let count = self.tiles() * TILE * self.kind.groups(self.cols);
-        let packed = self.device.allocate(count * size_of::<f32>(), "scales")?;
+        let packed = self.staging.slabs.allocate(self.device, count * size_of::<f32>(), "scales")?;
+        let source = self.staging.source(self.device, &[values, lines])?;
         let name = Name::in_file(FILE, "pack_shared_scales", &[]);
         let (shape, places) = (Shape::elements(count), count as u64);
-        self.device.launch(name, shape, args![packed.ptr, values.ptr, lines.ptr, self.argument(), places]);
-        self.device.synchronize();
+        let lines = source.ptr + values.len() as u64;
+        self.device.launch(name, shape, args![packed.ptr, source.ptr, lines, self.argument(), places]);
+        source.release(self.device);
         Some(packed)
     }
 }

@@ -18,9 +18,11 @@ use crate::cpu::runtime::memory::Shared;
 use crate::cpu::simd::ints::{IntKernel, Ints, vectorize_ints};
 use std::ops::Range;
 
-/// Rows of a tile, at most: of AVX2 and of others. With AVX2 a row's sums are in one register, with VNNI in two, and
-/// codes take more to unpack.
-const MOST_ROWS: [usize; 2] = [8, 2];
+/// Rows of a tile, at most.
+const MOST_ROWS: usize = 8;
+/// Rows from which on tiles of AVX-512 have so many, of one panel. Fewer have tiles of four by two, which read both
+/// panels while memory is what bounds them.
+const MANY_ROWS: usize = 32;
 /// Row blocks of a task, at most.
 const TASK_BLOCKS: usize = 16;
 /// Panels of a task.
@@ -39,7 +41,7 @@ impl<'a> Job<'a> {
     /// Absent where the matrix is not of integers that may be multiplied by rounded rows.
     pub(super) fn new(isa: Isa, product: Product<'a>) -> Option<Self> {
         let codes = product.w.integers()?;
-        let most = MOST_ROWS[usize::from(isa != Isa::Avx2)];
+        let most = if isa == Isa::Avx2 || product.rows >= MANY_ROWS { MOST_ROWS } else { MOST_ROWS / 2 };
         let rows = product.rows.clamp(1, most).next_power_of_two();
         let digits = Digits::new(codes, product.w.k, rows)?;
         Some(Self { isa, product, codes, digits, row_blocks: product.rows.div_ceil(rows) })
@@ -128,6 +130,9 @@ impl Strip<'_> {
                     (1, _, 16) => self.tile::<S, STORED, BITS, CHUNK, 1, 1>(row_block, panel),
                     (2, 2.., 16) => self.tile::<S, STORED, BITS, CHUNK, 2, 2>(row_block, panel),
                     (2, _, 16) => self.tile::<S, STORED, BITS, CHUNK, 2, 1>(row_block, panel),
+                    (4, 2.., 16) => self.tile::<S, STORED, BITS, CHUNK, 4, 2>(row_block, panel),
+                    (4, _, 16) => self.tile::<S, STORED, BITS, CHUNK, 4, 1>(row_block, panel),
+                    (8, _, 16) => self.tile::<S, STORED, BITS, CHUNK, 8, 1>(row_block, panel),
                     (1, 2.., _) => self.tile::<S, STORED, BITS, CHUNK, 1, 4>(row_block, panel),
                     (1, _, _) => self.tile::<S, STORED, BITS, CHUNK, 1, 2>(row_block, panel),
                     (2, _, _) => self.tile::<S, STORED, BITS, CHUNK, 2, 2>(row_block, panel),
@@ -288,7 +293,7 @@ impl Strip<'_> {
         let width = C * S::N;
         for r in 0..R {
             for c in 0..C {
-                // SAFETY: a tile is one row of four panels, two of two, or eight of one at most.
+                // SAFETY: a tile is one row of four panels, four of two, or eight of one at most.
                 unsafe { sums[r][c].store(flat.as_mut_ptr().add(r * width + c * S::N)) };
             }
         }

@@ -1,14 +1,21 @@
 //! What a route does, for its documentation: methods, bodies, answers, errors.
 
+use std::sync::Arc;
+
+use axum::routing::MethodRouter;
+
 use super::shape::Member;
-use crate::{config::Config, error::Fault, server::auth};
+use crate::{config::Config, error::Fault, gateway::Gateway, server::auth};
+
+/// What a route answers with.
+pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// A path, what makes its handlers, and what the documentation says of them.
 pub struct Route {
     /// The path as the router takes it: `/v1/models/{*model}`.
     pub path: &'static str,
     /// Makes the handlers.
-    pub handlers: fn() -> crate::routes::Handlers,
+    pub handlers: fn() -> Handlers,
     /// When it exists.
     pub when: When,
     /// One for each method.

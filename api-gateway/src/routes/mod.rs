@@ -27,7 +27,7 @@ mod version;
 
 use std::sync::Arc;
 
-use axum::{Router, routing::MethodRouter};
+use axum::Router;
 use http::{StatusCode, Uri};
 
 use crate::{
@@ -35,9 +35,6 @@ use crate::{
     error::{ApiError, Fault},
     gateway::Gateway,
 };
-
-/// What a route answers with.
-pub type Handlers = MethodRouter<Arc<Gateway>>;
 
 /// Sorted by path.
 pub const ROUTES: [Route; 37] = [

@@ -8,7 +8,7 @@ use std::{
 use llguidance::{Matcher as Engine, ParserFactory, api::ParserLimits, toktrie::InferenceCapabilities};
 use proto::{Constraint, Reasoning};
 
-use crate::{error::GrammarError, matcher::Matcher, source, vocabulary::Vocabulary};
+use crate::{constraint, error::GrammarError, matcher::Matcher, vocabulary::Vocabulary};
 
 /// Compiled constraints that are kept; requests of one application share theirs.
 const KEPT: usize = 64;
@@ -72,7 +72,7 @@ impl Compiler {
     }
 
     fn compile(&self, constraint: &Constraint, reasoning: Option<&Reasoning>) -> Result<Engine, GrammarError> {
-        let parser = self.factory.create_parser(source::translate(constraint, reasoning, &self.vocabulary)?);
+        let parser = self.factory.create_parser(constraint::translate(constraint, reasoning, &self.vocabulary)?);
         let mut engine = Engine::new(Ok(parser.map_err(|error| refused(&error))?));
         // A grammar without any text shows here, and so does one whose first mask already exceeds the bounds.
         engine.compute_mask_or_eos().map_err(|error| refused(&error))?;

@@ -1,10 +1,10 @@
 //! Structured output: compiles what a request demands of its text, and says which tokens may come next.
 //!
 //! The engine is llguidance, which walks a trie of the vocabulary with an Earley parser over a lexer of derivatives.
-//! This crate gives it the vocabulary of a tokenizer ([`Vocabulary`]), translates what requests name (`source.rs`;
-//! `gbnf` for llama.cpp's grammars, `structural.rs` for structural tags, `reasoning.rs` for answers that think first),
-//! sets the bounds within which a hostile grammar ends, and keeps what was compiled ([`Compiler`]). A [`Matcher`]
-//! follows one sequence:
+//! This crate gives it the vocabulary of a tokenizer ([`Vocabulary`]), translates what requests name (`constraint.rs`;
+//! `source.rs` for most, `gbnf` for llama.cpp's grammars, `structural.rs` for structural tags, `reasoning.rs` for
+//! answers that think first), sets the bounds within which a hostile grammar ends, and keeps what was compiled
+//! ([`Compiler`]). A [`Matcher`] follows one sequence:
 //!
 //! ```text
 //! mask()  →  a bit a token: may it come next?      (tens of microseconds; before the token is sampled)
@@ -15,6 +15,7 @@
 //! Pure: no clock, no threads, no files.
 
 mod compiler;
+mod constraint;
 mod dialect;
 mod error;
 mod formats;

@@ -1,39 +1,15 @@
-//! What a request demands, in the engine's terms.
+//! What a request demands in one way, in the engine's terms.
 
-use llguidance::{
-    JsonCompileOptions,
-    api::{GrammarWithLexer, TopLevelGrammar},
-};
-use proto::{Constraint, Reasoning, constraint::Kind};
-use serde_json::{Map, Value, json};
+use llguidance::{JsonCompileOptions, api::GrammarWithLexer};
+use proto::Constraint;
+use serde_json::{Map, Value};
 
-use crate::{dialect, error::GrammarError, gbnf, names, one_of, reasoning, structural, vocabulary::Vocabulary};
+use crate::{dialect, error::GrammarError, gbnf, names, one_of};
 
 /// Bytes of a constraint that are looked at.
 const MAX_BYTES: usize = 512 << 10;
 /// The engine's own key in a schema, which changes what it enforces.
 const RESERVED: &str = "x-guidance";
-
-/// Translates a constraint, behind the answer's reasoning if it has any; finds what needs no compiling to be wrong.
-pub(crate) fn translate(
-    constraint: &Constraint,
-    reasoning: Option<&Reasoning>,
-    vocabulary: &Vocabulary,
-) -> Result<TopLevelGrammar, GrammarError> {
-    let mut grammars = match constraint.kind.as_ref() {
-        None => return Err(GrammarError::Refused { reason: "it says nothing".to_owned() }),
-        Some(Kind::JsonObject(_)) => vec![schema(json!({"type": "object"}), constraint)?],
-        Some(Kind::JsonSchema(text)) => vec![schema(parse(text)?, constraint)?],
-        Some(Kind::Regex(pattern)) => vec![regex(pattern)?],
-        Some(Kind::Choice(choices)) => vec![choice(&choices.choices)?],
-        Some(Kind::Grammar(text)) => vec![grammar(text)?],
-        Some(Kind::StructuralTag(text)) => structural::translate(&parse(text)?, constraint, vocabulary)?,
-    };
-    if let Some(reasoning) = reasoning {
-        grammars = reasoning::before(grammars, reasoning, vocabulary)?;
-    }
-    Ok(TopLevelGrammar { grammars, max_tokens: None })
-}
 
 fn check_len(text: &str) -> Result<(), GrammarError> {
     match text.len() {
@@ -42,7 +18,8 @@ fn check_len(text: &str) -> Result<(), GrammarError> {
     }
 }
 
-fn parse(text: &str) -> Result<Value, GrammarError> {
+/// JSON of a size that is looked at.
+pub(crate) fn parse(text: &str) -> Result<Value, GrammarError> {
     check_len(text)?;
     serde_json::from_str(text).map_err(|error| GrammarError::NotJson { reason: error.to_string() })
 }
@@ -128,7 +105,7 @@ fn close_within(value: &mut Value) {
 }
 
 /// One of some strings, literally.
-fn choice(choices: &[String]) -> Result<GrammarWithLexer, GrammarError> {
+pub(crate) fn choice(choices: &[String]) -> Result<GrammarWithLexer, GrammarError> {
     if choices.is_empty() || choices.iter().any(String::is_empty) {
         return Err(GrammarError::NoChoice);
     }

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{SourceError, folder::Wanted};
+use crate::{SourceError, folder::Wanted, name::is_name};
 
 /// One model's part of the hub cache.
 #[derive(Clone, Debug)]
@@ -98,14 +98,6 @@ impl Cache {
         };
         write().map_err(|source| SourceError::io("write", &path, source))
     }
-}
-
-/// Whether text that came from outside may be a file name.
-pub(crate) fn is_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 128
-        && !text.starts_with('.')
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 #[cfg(test)]

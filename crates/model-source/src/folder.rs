@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use model_files::{FilesError, Pick, WeightFiles, gguf_of, is_lfs_pointer, pick};
 
-use crate::{Need, SourceError, cache::is_name};
+use crate::{Need, SourceError, name::is_name};
 
 /// Small files worth having when a repository has them, sorted.
 const SMALL: &[&str] = &[

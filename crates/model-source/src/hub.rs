@@ -9,7 +9,7 @@ use reqwest::{
 };
 use serde::Deserialize;
 
-use crate::{Options, SourceError, cache::is_name};
+use crate::{Options, SourceError, name::is_name};
 
 const REDIRECTS: usize = 5;
 

@@ -10,6 +10,7 @@ mod download;
 mod error;
 mod folder;
 mod hub;
+mod name;
 mod options;
 mod snapshot;
 

@@ -49,7 +49,7 @@ pub enum Event {
 pub struct ToolFormat {
     /// The name that users type.
     pub name: &'static str,
-    pub(crate) make: families::Make,
+    pub(crate) make: shapes::Make,
 }
 
 /// A format of reasoning.

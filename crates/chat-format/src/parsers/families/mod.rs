@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use super::{Tools, shapes::Shape};
+use super::{
+    Tools,
+    shapes::{Make, Shape},
+};
 
 mod apertus;
 mod cohere;
@@ -72,8 +75,6 @@ pub(crate) struct Reasoning {
 
 /// Makes a parser of whole answers, which looks for calls or not.
 pub(crate) type Whole = fn(bool, &Arc<Tools>) -> Box<dyn Shape>;
-/// Makes a parser of calls.
-pub(crate) type Make = fn(&Arc<Tools>) -> Box<dyn Shape>;
 
 /// Formats of calls by name, sorted.
 #[rustfmt::skip]

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Fed, Shape, Then, append};
+use super::{Fed, Make, Shape, Then, append};
 use crate::parsers::{
-    families::Make,
     markers::{Found, Markers},
     sink::Sink,
     tools::Tools,

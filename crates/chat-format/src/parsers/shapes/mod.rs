@@ -1,6 +1,8 @@
 //! How calls are written: a few shapes, of which a model's format is an instance.
 
-use super::sink::Sink;
+use std::sync::Arc;
+
+use super::{sink::Sink, tools::Tools};
 
 pub(crate) mod attributes;
 pub(crate) mod block;
@@ -17,6 +19,9 @@ pub(crate) mod value;
 pub(crate) const MOST_NAME: usize = 256;
 /// What is held back until it is understood is at most this long, bytes.
 pub(crate) const MOST_HELD: usize = 1 << 20;
+
+/// Makes a parser of calls.
+pub(crate) type Make = fn(&Arc<Tools>) -> Box<dyn Shape>;
 
 /// Reads calls from text that comes in pieces. What it takes does not depend on the pieces.
 pub(crate) trait Shape: Send {

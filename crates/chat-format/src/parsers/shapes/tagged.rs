@@ -7,7 +7,7 @@ use super::{
     Doubt, Fed, MOST_NAME, Shape, append,
     attributes::attribute,
     envelope::{Between, SectionMarkers, Sections},
-    value::{Text, Trim},
+    value::{Kind, Text, Trim},
 };
 use crate::parsers::{
     markers::{Found, Markers},
@@ -156,15 +156,6 @@ enum State {
 struct Argument {
     key: String,
     types: Kind,
-}
-
-/// How a value is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// By these types.
-    Types(Types),
-    /// As JSON, else as a text.
-    Json,
 }
 
 impl Shape for Calls {

@@ -1,7 +1,16 @@
 //! An argument's value that stands as bare text.
 
-use super::{MOST_HELD, append, scan::escaped, tagged::Kind};
+use super::{MOST_HELD, append, scan::escaped};
 use crate::parsers::{sink::Sink, tools::Types};
+
+/// How a value is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// By these types.
+    Types(Types),
+    /// As JSON, else as a text.
+    Json,
+}
 
 /// Which whitespace around a value belongs to the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

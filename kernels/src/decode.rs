@@ -174,7 +174,7 @@ impl IntegerRow {
     }
 
     /// The weights, in stored order.
-    fn decode(&self, format: IntegerFormat, out: &mut [f32]) {
+    pub fn decode(&self, format: IntegerFormat, out: &mut [f32]) {
         let group = if format.group == ALL_COLUMNS { out.len() } else { format.group };
         for (index, (codes, out)) in self.codes.chunks(group).zip(out.chunks_mut(group)).enumerate() {
             let scale = self.scales[index];

@@ -110,15 +110,9 @@ struct CodesProduct {
         const u32 products = 2 * chunks_of(step);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            u32 words[4];
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                         : "r"(tile + i * 512 + threadIdx.x % 32 * 16)
-                         : "memory");
+            load_ordered_codes(a[i], tile, i, flip_of(CODE));
 #pragma unroll
             for (u32 at = 0; at < 4; at++) {
-                a[i][at] = row_codes(words[at / 2 * 2], words[at / 2 * 2 + 1], at % 2) ^
-                    (CODE == INT8 ? 0x80808080u : 0u);
                 // What was there before may be no number.
                 if (i >= products) a[i][at] = 0;
                 // Made before the products begin.
@@ -205,6 +199,6 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
         await_sums<PARTS>(MULTIPLYING);
     }
     __syncwarp();
-    // Nobody leaves while others read its sums.
+    // No block leaves while others read its sums.
     cluster_meeting();
 }

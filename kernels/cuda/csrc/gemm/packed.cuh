@@ -102,6 +102,25 @@ DEVICE u32 code_at(const PackedWeights& w, u32 row, u32 column) {
 // Codes of 8 bits of four neighbours of row g + 8 r, from the two words that have them.
 DEVICE u32 row_codes(u32 first, u32 second, u32 r) { return __byte_perm(first, second, r ? 0x7531 : 0x6420); }
 
+// What makes integers that count from their middle ones that count from 0, four of them; floats stay as they are.
+DEVICE constexpr u32 flip_of(u32 code) { return code == INT8 ? 0x80808080u : 0u; }
+
+// A lane's operand of 32 columns of a tile of codes of 8 bits, from the words that it has of them.
+DEVICE void order_codes(u32 (&a)[4], const u32 (&words)[4], u32 flip) {
+#pragma unroll
+    for (u32 at = 0; at < 4; at++) a[at] = row_codes(words[at / 2 * 2], words[at / 2 * 2 + 1], at % 2) ^ flip;
+}
+
+// The same of the i-th 32 columns of a tile that lies in shared memory.
+DEVICE void load_ordered_codes(u32 (&a)[4], u32 tile, u32 i, u32 flip) {
+    u32 words[4];
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(tile + i * 512 + threadIdx.x % 32 * 16)
+                 : "memory");
+    order_codes(a, words, flip);
+}
+
 #if __CUDA_ARCH__ >= 800
 template <typename T> struct Pairs;
 

@@ -96,12 +96,10 @@ template <u32 AHEAD> struct PackedStream {
     DEVICE void codes_of_half(u32 slot, u32 half, u32 (&a)[4]) const {
         const uint4 piece = codes[slot][half % PIECES];
         const u32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+        order_codes(a, words, flip_of(CODE));
 #pragma unroll
-        for (u32 at = 0; at < 4; at++) {
-            a[at] = row_codes(words[at / 2 * 2], words[at / 2 * 2 + 1], at % 2) ^ (CODE == INT8 ? 0x80808080u : 0u);
-            // Made before the product begins.
-            asm volatile("" : "+r"(a[at]));
-        }
+        // Made before the product begins.
+        for (u32 at = 0; at < 4; at++) asm volatile("" : "+r"(a[at]));
     }
 };
 

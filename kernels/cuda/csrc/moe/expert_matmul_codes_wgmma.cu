@@ -69,17 +69,10 @@ struct CodeExperts : ExpertTiles<32> {
     DEVICE static void load_codes(u32 (&a)[4][4], u32 tile) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            u32 words[4];
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                         : "r"(tile + i * 512 + threadIdx.x % 32 * 16)
-                         : "memory");
+            load_ordered_codes(a[i], tile, i, flip_of(E4M3));
 #pragma unroll
-            for (u32 at = 0; at < 4; at++) {
-                a[i][at] = row_codes(words[at / 2 * 2], words[at / 2 * 2 + 1], at % 2);
-                // Made before the products begin.
-                asm volatile("" : "+r"(a[i][at]));
-            }
+            // Made before the products begin.
+            for (u32 at = 0; at < 4; at++) asm volatile("" : "+r"(a[i][at]));
         }
     }
 

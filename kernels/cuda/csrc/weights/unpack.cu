@@ -64,7 +64,7 @@ UNPACK_OF(f16)
 // A thread has what a lane of a product reads of a piece: eight columns of two rows.
 extern "C" __global__ void __launch_bounds__(256) unpack_codes(
     u32* to, f32* scales, const PackedWeights w, u32 words, u64 lanes) {
-    const u32 chunks = w.chunks(), flip = w.code == INT8 ? 0x80808080u : 0u;
+    const u32 chunks = w.chunks(), flip = flip_of(w.code);
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < lanes; at += (u64)gridDim.x * blockDim.x) {
         const u32 lane = at % 32, g = lane / 4, t = lane % 4, h = at / 32 % 2;
         const u32 chunk = at / 64 % chunks, tile = at / 64 / chunks;

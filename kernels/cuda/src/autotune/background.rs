@@ -396,7 +396,8 @@ mod tests {
         let weights = |rows, cols, dtype| Weights { memory: None, dtype, rows, cols, compute: dtype, packed: None };
         let view = |ptr, width, dtype, most_rows| View { ptr, dtype, rows: most_rows, width, most_rows };
         let (short, long) = (DType::Bf16, DType::F32);
-        // Two layers and a head; the last is multiplied in f32, and of one nobody has outputs.
+        // Two layers and a head; the last but one is multiplied in f32, and for the last no buffer is as wide as its
+        // outputs.
         let layer = [weights(96, 64, short), weights(64, 64, short)];
         let others = [weights(1000, 64, short), weights(64, 96, long), weights(48, 64, short)];
         let matrices = layer.iter().chain(&layer).chain(&others).cloned().collect::<Vec<_>>();

@@ -4,6 +4,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use kernels::ops::DType;
 
 use crate::gemm::codes::CodedInput;
+use crate::gemm::matmul_packed_wgmma::{BOX, KEPT, MARGIN, PIECE, SHARED};
 use crate::gemm::product::Product;
 use crate::gemm::table::Facts;
 use crate::jit::specialization::{HOPPER, Special};
@@ -17,14 +18,6 @@ const LEAST_ROWS: usize = 33;
 const MOST_ROWS: usize = 64;
 /// Warpgroups that multiply.
 const WARPGROUPS: usize = 2;
-/// Rows of `w` of a warpgroup.
-const BOX: usize = 64;
-/// Rows that a matrix has a multiple of.
-const PIECE: usize = 8;
-/// Shared memory of a multiprocessor, what it keeps of that for each block, and what aligns stages.
-const SHARED: usize = 228 << 10;
-const KEPT: usize = 1 << 10;
-const MARGIN: usize = 1 << 10;
 
 /// How the kernel is compiled: parts of `k`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -25,13 +25,13 @@ const ROWS: [usize; 6] = [32, 64, 96, 128, 192, 256];
 /// Rows of `x` up to which two blocks share a multiprocessor.
 const FEW_ROWS: usize = 64;
 /// Rows of `w` of a warpgroup.
-const BOX: usize = 64;
+pub(super) const BOX: usize = 64;
 /// Elements of 16 bytes, which rows are a multiple of.
-const PIECE: usize = 8;
+pub(super) const PIECE: usize = 8;
 /// Shared memory of a multiprocessor, what it keeps of that for each block, and what aligns stages.
-const SHARED: usize = 228 << 10;
-const KEPT: usize = 1 << 10;
-const MARGIN: usize = 1 << 10;
+pub(super) const SHARED: usize = 228 << 10;
+pub(super) const KEPT: usize = 1 << 10;
+pub(super) const MARGIN: usize = 1 << 10;
 /// Stages at most, and at least: sums lie where they were.
 const MOST_STAGES: usize = 8;
 const LEAST_STAGES: usize = 5;

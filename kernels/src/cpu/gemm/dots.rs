@@ -20,8 +20,8 @@ use std::ops::Range;
 
 /// Rows of a tile, at most.
 const MOST_ROWS: usize = 8;
-/// Rows from which on tiles of AVX-512 have so many, of one panel. Fewer have tiles of four by two, which read both
-/// panels while memory is what bounds them.
+/// Rows from which on tiles of AVX-512 have all of these, by one panel. Fewer rows have tiles of four by two panels,
+/// which are read at once: memory is what bounds them.
 const MANY_ROWS: usize = 32;
 /// Row blocks of a task, at most.
 const TASK_BLOCKS: usize = 16;

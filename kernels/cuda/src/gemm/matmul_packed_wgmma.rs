@@ -211,12 +211,13 @@ fn launch(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, rows: 
     device.launch_special(special, launch, args![to.ptr, x_map, weights, bias, shape, function, scales, prepared])
 }
 
-/// Kernels for products of some rows with a matrix: those of decode steps.
+/// Kernels for products of some rows with a matrix: those of decode steps, and of prompts beside them.
 pub(crate) fn specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
     let Some(packed) = w.packed.as_ref().filter(|_| takes(facts, w)) else { return Vec::new() };
     let inputs = if packed.both_codes().is_some() { Inputs::Codes(dtype) } else { Inputs::Numbers(dtype) };
     let config = |rows| Config::of(rows, [w.rows, w.cols], inputs.cycles(), false, facts.multiprocessors);
-    let mut all: Vec<Special> = ROWS.map(|rows| config(rows).special(packed.kind, inputs, false)).into();
+    let rows = ROWS.into_iter().chain([MOST_ROWS / 4, MOST_ROWS / 2, MOST_ROWS]);
+    let mut all: Vec<Special> = rows.map(|rows| config(rows).special(packed.kind, inputs, false)).collect();
     all.dedup();
     all
 }

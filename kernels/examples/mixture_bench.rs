@@ -79,7 +79,7 @@ impl Bench {
         };
         let group = |backend: &mut CpuBackend, rows, cols| {
             let members: Vec<Matrix> = (0..EXPERTS).map(|_| load(backend, rows, cols)).collect();
-            backend.group_matrices(&members)
+            backend.group_matrices(&members, MatrixUse::Experts)
         };
         let layers = (0..LAYERS)
             .map(|_| Layer {

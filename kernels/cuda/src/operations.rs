@@ -187,19 +187,21 @@ impl Load for CudaBackend {
         Vector(newest(&self.vectors))
     }
 
-    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
+    fn group_matrices(&mut self, members: &[Matrix], by: MatrixUse) -> MatrixGroup {
         self.device.bind();
-        self.device.order_for(Need::Experts);
         let members: Vec<&Weights> = members.iter().map(|matrix| &self.matrices[matrix.0 as usize]).collect();
         let pointers: Vec<u8> = members.iter().flat_map(|matrix| matrix.ptr().to_ne_bytes()).collect();
         let pointers = self.staging.load(&mut self.device, &pointers);
         let maps = experts::maps(&mut self.device, &mut self.staging, &members);
         let packed = PackedExperts::load(&mut self.device, &mut self.staging, &members);
-        if let Some(experts) = &packed {
+        if packed.is_some() {
             self.experts = ExpertStorage::Packed;
-            prefetch::order_experts(&self.device, experts);
         }
-        self.groups.push(Group::new(&members, pointers, maps, packed));
+        let group = Group::new(&members, pointers, maps, packed);
+        if by == MatrixUse::Experts {
+            prefetch::order_experts(&self.device, &group);
+        }
+        self.groups.push(group);
         MatrixGroup(newest(&self.groups))
     }
 

@@ -197,7 +197,7 @@ impl Load for CpuBackend {
         Vector(newest(&self.vectors))
     }
 
-    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup {
+    fn group_matrices(&mut self, members: &[Matrix], _: MatrixUse) -> MatrixGroup {
         let shape = |matrix: &Matrix| {
             let packed = &self.matrices[matrix.0 as usize];
             (packed.n, packed.k, packed.format, packed.rounds, packed.input)

@@ -71,8 +71,8 @@ pub trait Load {
     fn load_vector(&mut self, values: &[f32]) -> Vector;
 
     /// Makes one handle of matrices that were loaded with equal shapes, element types and compute types; they stay
-    /// usable alone.
-    fn group_matrices(&mut self, members: &[Matrix]) -> MatrixGroup;
+    /// usable alone. `by`: what will multiply by them.
+    fn group_matrices(&mut self, members: &[Matrix], by: MatrixUse) -> MatrixGroup;
 
     /// For latent attention whose `absorb` brings queries into the latent space and whose `restore` brings values out
     /// of it: the matrix that makes `[rest of a key | value]` of all heads from a latent vector, where the device gains

@@ -5,8 +5,8 @@ use super::{
     Random, backends, begin_rows, check, check_relative, check_same, encode, filled, filled_in, host, poisoned, round,
 };
 use kernels::ops::{
-    Act, Activation, Backend, DType, Epilogue, ExpertRouting, GatedExperts, HeadColumns, MatrixGroup, Routing,
-    RowSelection,
+    Act, Activation, Backend, DType, Epilogue, ExpertRouting, GatedExperts, HeadColumns, MatrixGroup, MatrixUse,
+    Routing, RowSelection,
 };
 
 /// A layer of experts.
@@ -66,7 +66,7 @@ impl Layer {
             backend.load_matrix(host(self.weights, self.n, self.k, &encode(values, self.weights).0), self.compute)
         };
         let members: Vec<_> = self.values.iter().map(load).collect();
-        backend.group_matrices(&members)
+        backend.group_matrices(&members, MatrixUse::Experts)
     }
 
     pub(super) fn choose(&self, backend: &mut dyn Backend, rows: std::ops::Range<usize>) -> ExpertRouting {
@@ -432,5 +432,5 @@ fn a_group_of_different_shapes_panics() {
     let mut backend = backends().remove(0);
     let a = backend.load_matrix(host(DType::F32, 2, 3, &[0; 24]), DType::F32);
     let b = backend.load_matrix(host(DType::F32, 3, 2, &[0; 24]), DType::F32);
-    backend.group_matrices(&[a, b]);
+    backend.group_matrices(&[a, b], MatrixUse::Experts);
 }

@@ -1,7 +1,9 @@
 //! The choice of experts of each row, and their weights, against float64.
 
 use super::{Random, backends, check_relative, encode, filled, host, poisoned};
-use kernels::ops::{Backend, DType, Epilogue, ExpertGroups, ExpertRouting, MatrixGroup, RouterScore, Routing};
+use kernels::ops::{
+    Backend, DType, Epilogue, ExpertGroups, ExpertRouting, MatrixGroup, MatrixUse, RouterScore, Routing,
+};
 
 /// The best two by their share, as they are.
 pub(super) const PLAIN: Routing =
@@ -45,7 +47,7 @@ fn numbers(backend: &mut dyn Backend, experts: usize) -> MatrixGroup {
     let load =
         |expert| backend.load_matrix(host(DType::F32, experts, 1, &encode(&unit(expert), DType::F32).0), DType::F32);
     let members: Vec<_> = (0..experts).map(load).collect();
-    backend.group_matrices(&members)
+    backend.group_matrices(&members, MatrixUse::Experts)
 }
 
 /// Weights `[rows, experts]` that a choice gives, zero for experts that were not chosen.

@@ -272,7 +272,7 @@ fn experts_are_scaled_too() {
             let load =
                 |expert: &Stored| backend.load_matrix(expert.piece(0..SHAPE[0], InputRounding::None), DType::F32);
             let members: Vec<_> = experts.iter().map(load).collect();
-            let group = backend.group_matrices(&members);
+            let group = backend.group_matrices(&members, MatrixUse::Experts);
             let (x, logits) = (random.values(rows * SHAPE[1]), random.values(rows * EXPERTS));
             let choice = route(&mut *backend, EXPERTS, &logits, PLAIN);
             let (input, out) = (filled(&mut *backend, SHAPE[1], &x), backend.new_act(rows * 2, SHAPE[0]));

@@ -110,8 +110,8 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
     };
     let down_bias = if expert.bias.down { down_bias(builder, index, experts)? } else { None };
     let [up_lora, down_lora] = lora_sites(builder, [&up_parts, &down_parts]);
-    let up = ExpertLinear::new(builder.store.group(&ups), up_bias).with_adapters(up_lora);
-    let down = ExpertLinear::new(builder.store.group(&downs), down_bias).with_adapters(down_lora);
+    let up = ExpertLinear::new(builder.store.group(&ups, MatrixUse::Experts), up_bias).with_adapters(up_lora);
+    let down = ExpertLinear::new(builder.store.group(&downs, MatrixUse::Experts), down_bias).with_adapters(down_lora);
     let shared = shared.map(|spec| build_shared(builder, index, spec)).transpose()?;
     let (k, width) = (routing.top_k, mine.len());
     let inner = builder.store.rows_buffer("expert inner", k, width);

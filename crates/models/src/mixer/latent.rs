@@ -155,7 +155,7 @@ pub(super) fn build(
         absorb.push(builder.store.matrix(&[key], 0, MatrixUse::Heads)?);
         restore.push(builder.store.matrix(&[value], 0, MatrixUse::Heads)?);
     }
-    let (absorb, restore) = (builder.store.group(&absorb), builder.store.group(&restore));
+    let [absorb, restore] = [absorb, restore].map(|heads| builder.store.group(&heads, MatrixUse::Heads));
     let output =
         builder.by_cols(index, LayerParam::Output.of(heads * v_head_dim, head_rows(&mine, v_head_dim)), bias)?;
     let heads = Heads { q: mine.len(), kv: 1, dim, v_dim: kv_rank };

@@ -29,8 +29,8 @@ pub(crate) trait Store {
     fn vector_of(&mut self, stack: &[Slice], make: &dyn Fn(Vec<f32>) -> Vec<f32>) -> Result<Vector, LoadError>;
     /// A vector that is in no file.
     fn constants(&mut self, values: &[f32]) -> Vector;
-    /// Matrices of one shape under one handle.
-    fn group(&mut self, members: &[Matrix]) -> MatrixGroup;
+    /// Matrices of one shape under one handle; `by`: what multiplies by them.
+    fn group(&mut self, members: &[Matrix], by: MatrixUse) -> MatrixGroup;
     /// See [`kernels::ops::Load::join_heads`].
     fn joined(&mut self, absorb: MatrixGroup, restore: MatrixGroup) -> Option<Matrix> {
         let _ = (absorb, restore);
@@ -140,7 +140,7 @@ impl Store for Measure<'_> {
         Vector(0)
     }
 
-    fn group(&mut self, members: &[Matrix]) -> MatrixGroup {
+    fn group(&mut self, members: &[Matrix], _: MatrixUse) -> MatrixGroup {
         let stored = |matrix: &Matrix| self.stored[matrix.0 as usize];
         self.mixed |= members.iter().any(|matrix| stored(matrix) != stored(&members[0]));
         MatrixGroup(0)
@@ -444,8 +444,8 @@ impl Store for Loader<'_> {
         self.backend.load_vector(values)
     }
 
-    fn group(&mut self, members: &[Matrix]) -> MatrixGroup {
-        self.backend.group_matrices(members)
+    fn group(&mut self, members: &[Matrix], by: MatrixUse) -> MatrixGroup {
+        self.backend.group_matrices(members, by)
     }
 
     fn joined(&mut self, absorb: MatrixGroup, restore: MatrixGroup) -> Option<Matrix> {

@@ -156,7 +156,7 @@ impl Bench {
         let out = self.backend.new_rounded_act(MOST_ROWS, q * VALUE, DType::Bf16);
         let [absorb, restore] = [[RANK, NOPE], [VALUE, RANK]].map(|[n, k]| {
             let matrices: Vec<Matrix> = (0..q).map(|_| self.matrix(n, k)).collect();
-            self.backend.group_matrices(&matrices)
+            self.backend.group_matrices(&matrices, MatrixUse::Heads)
         });
         let joined = self.backend.join_heads(absorb, restore);
         for (sequences, start, rows) in shapes {
@@ -185,7 +185,7 @@ impl Bench {
         let (name, q) = HEADS[0];
         let [absorb, restore] = [[RANK, NOPE], [VALUE, RANK]].map(|[n, k]| {
             let matrices: Vec<Matrix> = (0..q).map(|_| self.matrix(n, k)).collect();
-            self.backend.group_matrices(&matrices)
+            self.backend.group_matrices(&matrices, MatrixUse::Heads)
         });
         let queries = self.act(MOST_ROWS, q * (NOPE + ROPE));
         let (qk, attended) = (self.act(MOST_ROWS, (q + 1) * DIM), self.act(MOST_ROWS, q * RANK));

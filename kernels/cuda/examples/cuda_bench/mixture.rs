@@ -129,7 +129,7 @@ impl Bench {
         let Model { hidden, inner, experts, top_k, .. } = *model;
         let group = |bench: &mut Self, rows, cols| {
             let members: Vec<Matrix> = (0..experts).map(|_| bench.stored_matrix(model.stored, [rows, cols])).collect();
-            bench.backend.group_matrices(&members)
+            bench.backend.group_matrices(&members, MatrixUse::Experts)
         };
         let (up, down) = (group(self, 2 * inner, hidden), group(self, hidden, inner));
         let routing = Routing {

@@ -14,9 +14,9 @@ use crate::gemm::{codes, matmul_packed, matmul_packed_wgmma, matmul_skinny, matm
 use crate::jit::sources::Need;
 use crate::jit::specialization::{LOWEST, Special};
 use crate::latent::{attention_latent, head_matmul_mma};
+use crate::layers::groups::Group;
 use crate::layers::norm_prepared;
-use crate::moe::experts::Keep;
-use crate::moe::experts_packed::PackedExperts;
+use crate::moe::experts::{self, Keep};
 use crate::options::{AttentionBackend, WholeSteps};
 use crate::runtime::device::Device;
 use crate::weights::Weights;
@@ -101,10 +101,15 @@ impl CudaBackend {
     }
 }
 
-/// For products with packed experts: gates are nearly always SiLU.
-pub(crate) fn order_experts(device: &Device, experts: &PackedExperts) {
+/// For products with experts: gates are nearly always SiLU.
+pub(crate) fn order_experts(device: &Device, group: &Group) {
+    device.order_for(Need::Experts);
+    let arch = device.context.arch;
     for keep in [Keep::All, Keep::Gated(Activation::Silu.into())] {
-        order(device, experts.specials(device.context.arch, keep));
+        match &group.packed {
+            Some(packed) => order(device, packed.specials(arch, keep)),
+            None => order(device, experts::specials(arch, group, keep)),
+        }
     }
 }
 

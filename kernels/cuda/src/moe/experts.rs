@@ -88,7 +88,9 @@ impl Skinny {
     fn special(&self, dtype: DType, keep: Keep) -> Special {
         let Self { warps, halves, tiles, depth } = *self;
         let sizes = [("WARPS", warps), ("HALVES", halves), ("TILES", tiles), ("DEPTH", depth), keep.macro_value()];
-        Special::new("expert_matmul_skinny", dtype, &sizes)
+        // Rows of x come through the cache, again for each block: 64 rows of DeepSeek-V2-Lite took a fifth longer where
+        // the kernel ahead had much shared memory.
+        Special::new("expert_matmul_skinny", dtype, &sizes).with_cache()
     }
 }
 
@@ -131,13 +133,29 @@ impl Wgmma {
     }
 }
 
-/// What is compiled ahead: gates are nearly always SiLU.
+/// What is compiled ahead for any model: gates are nearly always SiLU.
 pub(crate) fn usual(arch: Arch, dtype: DType) -> impl Iterator<Item = Special> {
     [Keep::All, Keep::Gated(Activation::Silu.into())].into_iter().flat_map(move |keep| {
-        let skinny = Skinny::all(keep).into_iter().map(move |skinny| skinny.special(dtype, keep));
-        let wgmma = Wgmma::ALL.into_iter().filter(move |_| arch == HOPPER).map(move |wgmma| wgmma.special(dtype, keep));
-        skinny.chain(wgmma)
+        Skinny::all(keep).into_iter().map(move |skinny| skinny.special(dtype, keep)).chain(wgmma(arch, dtype, keep))
     })
+}
+
+/// Kernels for products with a group of numbers of 16 bits, for tiles of few rows first.
+pub(crate) fn specials(arch: Arch, group: &Group, keep: Keep) -> Vec<Special> {
+    let (dtype, shape) = (group.dtype, [group.n, group.k]);
+    if dtype.size() != 2 || group.compute != dtype || !group.k.is_multiple_of(PIECE) {
+        return Vec::new();
+    }
+    let skinny = |(tiles, rows)| Skinny::of(tiles, rows, shape, keep);
+    let few = [(1, 1), (group.count, 8), (group.count, 16), (group.count, 32)].into_iter().filter_map(skinny);
+    let many = wgmma(arch, dtype, keep).filter(|_| group.maps.is_some());
+    let mut all: Vec<Special> = few.map(|skinny| skinny.special(dtype, keep)).chain(many).collect();
+    all.dedup();
+    all
+}
+
+fn wgmma(arch: Arch, dtype: DType, keep: Keep) -> impl Iterator<Item = Special> {
+    Wgmma::ALL.into_iter().filter(move |_| arch == HOPPER).map(move |wgmma| wgmma.special(dtype, keep))
 }
 
 /// Descriptions of each matrix for the copy engine, on the device; absent where it cannot be used.

@@ -5,8 +5,8 @@ use super::{Latent, deepseek, parts};
 use crate::attention::{Part, row, tolerance};
 use crate::{Random, backends, check, encode, filled_in, gpu, host, round};
 use kernels::ops::{
-    Act, Attention, Backend, Batch, DType, HeadColumns, Heads, LatentAttention, Matrix, MatrixGroup, RowSelection,
-    Sequence,
+    Act, Attention, Backend, Batch, DType, HeadColumns, Heads, LatentAttention, Matrix, MatrixGroup, MatrixUse,
+    RowSelection, Sequence,
 };
 use kernels_cuda::{CudaOptions, LatentForm};
 
@@ -63,7 +63,7 @@ impl Case<'_> {
                 backend.load_matrix(host(self.dtype, n, k, &bytes), self.dtype)
             };
             let matrices: Vec<_> = all.iter().map(load).collect();
-            backend.group_matrices(&matrices)
+            backend.group_matrices(&matrices, MatrixUse::Heads)
         };
         let absorb = group(&weights.absorb, [RANK, NOPE]);
         let restore = group(&weights.restore, [VALUE, RANK]);

@@ -2,7 +2,7 @@
 //! of 16 bytes do: as a model's heads lie.
 
 use crate::{Random, backends, check, encode, filled_in, host, round};
-use kernels::ops::{Backend, DType, HeadColumns};
+use kernels::ops::{Backend, DType, HeadColumns, MatrixUse};
 
 struct Case {
     heads: usize,
@@ -22,7 +22,7 @@ impl Case {
         let encoded: Vec<(Vec<u8>, Vec<f32>)> = weights.iter().map(|values| encode(values, dtype)).collect();
         let matrices: Vec<_> =
             encoded.iter().map(|(bytes, _)| backend.load_matrix(host(dtype, n, k, bytes), dtype)).collect();
-        let group = backend.group_matrices(&matrices);
+        let group = backend.group_matrices(&matrices, MatrixUse::Heads);
         let values: Vec<f32> = Random(7).values(rows * width).into_iter().map(|x| round(x, dtype)).collect();
         let out = backend.new_rounded_act(rows, out_width, dtype);
         let x = filled_in(backend, width, &values, dtype);
@@ -70,7 +70,7 @@ fn a_row_of_heads_gives_the_same_in_any_company() {
             (0..heads).map(|head| encode(&Random(head as u64).values(n * k), dtype)).collect();
         let matrices: Vec<_> =
             weights.iter().map(|(bytes, _)| backend.load_matrix(host(dtype, n, k, bytes), dtype)).collect();
-        let group = backend.group_matrices(&matrices);
+        let group = backend.group_matrices(&matrices, MatrixUse::Heads);
         let (from, to) = (HeadColumns { first: 0, stride: k }, HeadColumns { first: 0, stride: n });
         let values = Random(3).values(most * heads * k);
         let mut run = |rows: usize| {

@@ -1,7 +1,7 @@
 //! Deltas of experts: against float64, for pairs of row and expert in tiles of any size, and the same bits whatever
 //! else is in the batch.
 
-use kernels::ops::{ExpertRouting, MatrixGroup};
+use kernels::ops::{ExpertRouting, MatrixGroup, MatrixUse};
 
 use super::super::routing::PLAIN;
 use super::*;
@@ -68,7 +68,12 @@ impl Layer {
             let weights: Vec<_> = experts.iter().flatten().map(|part| part.as_ref().map(Part::weights)).collect();
             write_and_wait(backend, |backend, taken| backend.write_lora(site, slot as u32, &weights, taken));
         }
-        Loaded { zeros: backend.group_matrices(&members), bias: backend.load_vector(&self.bias), site, width }
+        Loaded {
+            zeros: backend.group_matrices(&members, MatrixUse::Experts),
+            bias: backend.load_vector(&self.bias),
+            site,
+            width,
+        }
     }
 
     /// What a pair's product and deltas are.

@@ -141,7 +141,7 @@ impl Experts {
             backend.load_matrix(self.matrix(expert, layer.shape(), &mut codes), compute)
         };
         let members: Vec<_> = (0..layer.experts()).map(load).collect();
-        backend.group_matrices(&members)
+        backend.group_matrices(&members, MatrixUse::Experts)
     }
 }
 

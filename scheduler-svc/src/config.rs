@@ -224,6 +224,7 @@ fn mixed_prefill(preferred: Option<&StepPreference>) -> MixedPrefill {
         target_tokens: preferred.target_prefill_tokens,
         tokens_per_decode: preferred.prefill_tokens_per_decode,
         max_us: preferred.max_us,
+        slow_max_us: preferred.slow_max_us,
     })
 }
 

@@ -52,8 +52,10 @@ pub struct PrefillBudget {
     pub target_tokens: u32,
     /// A step may take longer than the target for this many prompt tokens for each of its decodes.
     pub tokens_per_decode: u32,
-    /// The longest mixed step, microseconds.
+    /// The longest mixed step, microseconds, whose prompt tokens are more than the target has at most.
     pub max_us: u32,
+    /// The longest with no more, microseconds: where a model is slow, short steps cost prompts much.
+    pub slow_max_us: u32,
     /// Rows of a mixed step, decodes included, are a multiple of this: what the device's GEMMs compute best. 0 counts
     /// as 1.
     pub row_multiple: u32,

@@ -20,8 +20,10 @@ pub struct StepPreference {
     pub few_decodes_target_us: u32,
     /// A step may take longer for this many prompt tokens for each of its decodes.
     pub prefill_tokens_per_decode: u32,
-    /// The longest mixed step.
+    /// The longest mixed step with more prompt tokens than that of the target's length has at most.
     pub max_us: u32,
+    /// The longest with no more.
+    pub slow_max_us: u32,
 }
 
 impl StepPreference {
@@ -36,5 +38,6 @@ impl StepPreference {
         few_decodes_target_us: 125_000,
         prefill_tokens_per_decode: 48,
         max_us: 150_000,
+        slow_max_us: 150_000,
     };
 }

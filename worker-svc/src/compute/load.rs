@@ -189,6 +189,7 @@ fn step_preference(preferred: kernels::ops::StepPreference) -> proto::StepPrefer
         few_decodes_target_us: preferred.few_decodes_target_us,
         prefill_tokens_per_decode: preferred.prefill_tokens_per_decode,
         max_us: preferred.max_us,
+        slow_max_us: preferred.slow_max_us,
     }
 }
 

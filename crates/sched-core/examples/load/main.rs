@@ -45,6 +45,7 @@ fn main() {
                 target_tokens: number("--target-tokens", 6144),
                 tokens_per_decode: number("--tokens-per-decode", 48),
                 max_us: number("--max-us", 150_000),
+                slow_max_us: number("--slow-max-us", 300_000),
                 row_multiple: number("--row-multiple", 256),
                 large_row_multiple: number("--large-row-multiple", 1024),
             }),

@@ -33,7 +33,8 @@ impl PrefillRate {
         let few = decodes <= budget.few_decodes;
         let target_us = if few { budget.few_decodes_target_us } else { budget.target_us };
         let within_target = self.tokens_within(target_us).min(budget.target_tokens);
-        let tokens = within_target.max(share).min(self.tokens_within(budget.max_us));
+        let slow = self.tokens_within(budget.slow_max_us).min(budget.target_tokens);
+        let tokens = within_target.max(share).min(self.tokens_within(budget.max_us).max(slow));
         let rows = tokens.saturating_add(decodes);
         let (small, large) = (budget.row_multiple.max(1), budget.large_row_multiple.max(1));
         let multiple = if rows < large.saturating_mul(2) { small } else { large };
@@ -61,6 +62,7 @@ mod tests {
         target_tokens: 0,
         tokens_per_decode: 0,
         max_us: 0,
+        slow_max_us: 0,
     };
 
     #[test]
@@ -137,6 +139,27 @@ mod tests {
         let mut rate = PrefillRate::default();
         rate.learn(8192, 16_000);
         assert_eq!([16, 64, 250].map(|decodes| rate.tokens_with(decodes, budget) + decodes), [6144, 6144, 11_264]);
+    }
+
+    #[test]
+    fn a_slow_model_has_longer_steps_beside_many_decodes_alone() {
+        let budget = PrefillBudget {
+            target_us: 100_000,
+            target_tokens: 6144,
+            tokens_per_decode: 48,
+            max_us: 150_000,
+            slow_max_us: 300_000,
+            ..ROWS
+        };
+        let rows = |tokens, budget| {
+            let mut rate = PrefillRate::default();
+            rate.learn(tokens, 100_000);
+            [16, 64, 256].map(|decodes| rate.tokens_with(decodes, budget) + decodes)
+        };
+        assert_eq!(rows(1720, budget), [1536, 3072, 5120]);
+        assert_eq!(rows(1720, PrefillBudget { slow_max_us: 0, ..budget }), [1536, 2048, 2048]);
+        // One that has as many tokens within the shorter time is not slow.
+        assert_eq!(rows(4500, budget), rows(4500, PrefillBudget { slow_max_us: 0, ..budget }));
     }
 
     #[test]

@@ -61,6 +61,7 @@ fn mixed_prefill(source: &mut Source) -> MixedPrefill {
             target_tokens: source.below(9),
             tokens_per_decode: source.below(9),
             max_us: source.below(99),
+            slow_max_us: source.below(99),
             row_multiple: source.below(4),
             large_row_multiple: source.below(9),
         }),

@@ -22,6 +22,7 @@ pub(crate) fn of(multiprocessors: usize, query_heads: Option<usize>) -> StepPref
         few_decodes_target_us: 125_000,
         prefill_tokens_per_decode: 48,
         max_us: 150_000,
+        slow_max_us: 300_000,
     }
 }
 

@@ -13,8 +13,8 @@ use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 use safetensors::Dtype;
 
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
-use super::packed::{Numbers, Words, along_rows, stem, whole_shape};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, StoredCodes, dummy_codes};
+use super::packed::{Numbers, Words, rows_of_codes, stem, whole_shape};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
 use crate::weights::{DummyFormat, Made, RandomTensor, RandomWeight, Slice, Tensor, Tensors, integers};
@@ -144,9 +144,9 @@ impl Outputs {
             bits: CodeBits::Four,
             group: self.group,
             scale_type: scales.dtype,
-            codes: Box::new(move |output, cols, out| {
+            codes: StoredCodes::Each(Box::new(move |output, cols, out| {
                 cols.zip(out).for_each(|(input, code)| *code = bits(&weights, input, output) ^ turn);
-            }),
+            })),
             scale: scales.by_group(outputs),
             meaning,
             groups: None,
@@ -180,7 +180,7 @@ impl Awq {
             bits: CodeBits::Four,
             group: self.group,
             scale_type: scales.dtype,
-            codes: along_rows(weights, [inputs / WORD, 4]),
+            codes: rows_of_codes(weights, [inputs, 4]),
             scale: scales.by_row(width * WORD),
             meaning: Meaning::Zeros(Box::new(move |output, group| zeros.bits(output * width, 1, group * 4, 4))),
             groups: None,

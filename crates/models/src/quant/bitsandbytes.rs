@@ -19,7 +19,7 @@ use model_spec::{ConfigError, ConfigFile};
 use serde_json::Value;
 
 use super::Quantized;
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, OfGroup};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, OfGroup, StoredCodes};
 use super::input::InputScheme;
 use super::packed::{Numbers, check, greatest_common_divisor, whole_shape};
 use crate::error::LoadError;
@@ -71,10 +71,10 @@ impl BitsAndBytes {
             bits: CodeBits::Eight,
             group: ALL_COLUMNS,
             scale_type: DType::F32,
-            codes: Box::new(move |row, cols, out| {
+            codes: StoredCodes::Each(Box::new(move |row, cols, out| {
                 let codes = &codes[row * width..][cols];
                 out.iter_mut().zip(codes).for_each(|(out, code)| *out = code.wrapping_add(128));
-            }),
+            })),
             scale: Box::new(move |row, _| largest.at(row) / 127.0),
             meaning: Meaning::Symmetric,
             groups: None,
@@ -151,12 +151,12 @@ impl<'a> State<'a> {
             bits: CodeBits::Four,
             group,
             scale_type: DType::F32,
-            codes: Box::new(move |row, columns, out| {
+            codes: StoredCodes::Each(Box::new(move |row, columns, out| {
                 for (col, code) in columns.zip(out) {
                     let at = row * cols + col;
                     *code = bytes[at / 2] >> (4 - at % 2 * 4) & 15;
                 }
-            }),
+            })),
             scale,
             meaning: Meaning::Levels(self.levels),
             groups: None,

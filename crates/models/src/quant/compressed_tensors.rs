@@ -23,8 +23,10 @@ use std::borrow::Cow;
 use kernels::ops::{ALL_COLUMNS, CodeBits, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
-use super::packed::{Numbers, Words, along_rows, check, code_bits, not_conv1d, stem, whole_shape, words};
+use super::grouped::{CodeMatrix, GroupedMethod, Meaning, StoredCodes};
+use super::packed::{
+    Numbers, Words, along_rows, check, code_bits, not_conv1d, rows_of_codes, stem, whole_shape, words,
+};
 use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4, gptq};
 use crate::error::LoadError;
@@ -195,16 +197,22 @@ fn packed<'a>(
         Meaning::Symmetric => code_bits(bits).middle() - (1 << (bits - 1)),
         _ => 0,
     };
-    let unpack = along_rows(codes, [line, bits]);
+    let codes = match lift {
+        0 => rows_of_codes(codes, [cols, bits]),
+        _ => {
+            let unpack = along_rows(codes, [line, bits]);
+            StoredCodes::Each(Box::new(move |row, cols, out| {
+                unpack(row, cols, out);
+                out.iter_mut().for_each(|code| *code += lift);
+            }))
+        }
+    };
     Ok(CodeMatrix {
         shape,
         bits: code_bits(bits),
         group: grid.group,
         scale_type: grid.scales.dtype,
-        codes: Box::new(move |row, cols, out| {
-            unpack(row, cols, out);
-            out.iter_mut().for_each(|code| *code += lift);
-        }),
+        codes,
         scale: grid.scale(),
         meaning,
         groups: order,
@@ -233,10 +241,10 @@ pub(super) fn bytes<'a>(
         bits: CodeBits::Eight,
         group: grid.group,
         scale_type: grid.scales.dtype,
-        codes: Box::new(move |row, cols, out| {
+        codes: StoredCodes::Each(Box::new(move |row, cols, out| {
             let codes = &codes[row * width..][cols];
             out.iter_mut().zip(codes).for_each(|(out, code)| *out = code.wrapping_add(128));
-        }),
+        })),
         scale: grid.scale(),
         meaning,
         groups: None,

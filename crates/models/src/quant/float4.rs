@@ -20,7 +20,7 @@ use std::ops::Range;
 use kernels::e4m3;
 use kernels::ops::{CodeBits, DType, E2M1, InputRounding};
 
-use super::grouped::{CodeMatrix, Meaning, OfGroup, ReadCodes};
+use super::grouped::{CodeMatrix, Meaning, OfGroup, StoredCodes};
 use super::packed::{check, whole_shape};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
@@ -40,15 +40,10 @@ pub(super) fn matrix<'a>(
     scale: OfGroup<'a, f32>,
     tensors: Tensors<'a>,
 ) -> Result<CodeMatrix<'a>, LoadError> {
-    let (bytes, line) = (tensors.files.bytes(&blocks.name)?, shape[1] / 2);
-    let codes = Box::new(move |row: usize, cols: Range<usize>, out: &mut [u8]| {
-        let bytes = &bytes[row * line..][..line];
-        cols.zip(out).for_each(|(col, code)| *code = bytes[col / 2] >> (col % 2 * 4) & 15);
-    });
-    Ok(of_codes(shape, group, codes, scale))
+    Ok(of_codes(shape, group, StoredCodes::Rows(tensors.files.bytes(&blocks.name)?), scale))
 }
 
-fn of_codes<'a>(shape: [usize; 2], group: usize, codes: ReadCodes<'a>, scale: OfGroup<'a, f32>) -> CodeMatrix<'a> {
+fn of_codes<'a>(shape: [usize; 2], group: usize, codes: StoredCodes<'a>, scale: OfGroup<'a, f32>) -> CodeMatrix<'a> {
     CodeMatrix {
         shape,
         bits: CodeBits::Four,
@@ -83,7 +78,7 @@ pub(super) fn ggml<'a>(slice: &Slice, tensors: Tensors<'a>) -> Result<Option<Cod
         });
     });
     let scale = Box::new(move |row: usize, group: usize| power_of_two(exponents[row * line + group * GGML_BYTES]));
-    Ok(Some(of_codes(shape, MX_BLOCK, codes, scale)))
+    Ok(Some(of_codes(shape, MX_BLOCK, StoredCodes::Each(codes), scale)))
 }
 
 /// What compressed-tensors stores.

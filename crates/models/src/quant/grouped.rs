@@ -16,7 +16,7 @@ use kernels::ops::{
 use super::{Quantization, decode_slice};
 use crate::error::LoadError;
 use crate::weights::{
-    Chunk, DummyFormat, Fetched, GroupedPart, Made, RandomWeight, Slice, Stored, Tensors, narrow, spread,
+    Chunk, DummyFormat, Fetched, GroupedPart, Made, RandomWeight, Slice, Stored, Tensors, narrow_into, spread,
 };
 
 /// A method whose weights are codes in groups of columns.
@@ -53,6 +53,14 @@ pub(super) type OfGroup<'a, T> = Box<dyn Fn(usize, usize) -> T + Sync + 'a>;
 /// Reads the codes of some columns of a row.
 pub(super) type ReadCodes<'a> = Box<dyn Fn(usize, Range<usize>, &mut [u8]) + Sync + 'a>;
 
+/// How a matrix has its codes.
+pub(super) enum StoredCodes<'a> {
+    /// Read one by one.
+    Each(ReadCodes<'a>),
+    /// Rows after each other, as devices take them ([`GroupedCodes::codes`]).
+    Rows(Cow<'a, [u8]>),
+}
+
 /// A stored matrix `[output features, input features]`, whole, and how to read it.
 pub(super) struct CodeMatrix<'a> {
     pub shape: [usize; 2],
@@ -61,8 +69,7 @@ pub(super) struct CodeMatrix<'a> {
     pub group: usize,
     /// What scales are stored in, or may be without loss.
     pub scale_type: DType,
-    /// Writes the codes of some columns of a row, one a byte.
-    pub codes: ReadCodes<'a>,
+    pub codes: StoredCodes<'a>,
     pub scale: OfGroup<'a, f32>,
     pub meaning: Meaning<'a>,
     /// The group of each column, where they are not in order.
@@ -116,7 +123,7 @@ struct Columns {
     size: usize,
 }
 
-impl CodeMatrix<'_> {
+impl<'a> CodeMatrix<'a> {
     /// How the slice is stored.
     pub(super) fn stored(&self, slice: &Slice) -> Stored {
         let slice = &self.lying(slice);
@@ -131,7 +138,7 @@ impl CodeMatrix<'_> {
         Stored { format: WeightFormat::Grouped(format), bytes: bytes as u64 }
     }
 
-    pub(super) fn fetch<'b>(&self, slice: &Slice, threads: usize) -> Fetched<'b> {
+    pub(super) fn fetch(&self, slice: &Slice, threads: usize) -> Fetched<'a> {
         let slice = &self.lying(slice);
         match self.columns(slice) {
             Some(columns) => Fetched::Grouped(self.part(slice, &columns, threads)),
@@ -182,43 +189,74 @@ impl CodeMatrix<'_> {
     }
 
     /// The slice in its stored format.
-    fn part(&self, slice: &Slice, columns: &Columns, threads: usize) -> GroupedPart<'static> {
+    fn part(&self, slice: &Slice, columns: &Columns, threads: usize) -> GroupedPart<'a> {
         let location = &slice.location;
         let first_row = location.stack.map_or(0, |stack| stack.index * (self.shape[0] / stack.count));
         let row_of = |row: usize| first_row + location.rows.stored(slice.rows.start + row);
-        let (rows, format) = (slice.rows.len(), self.format(columns));
-        let row_bytes = format.bits.row_bytes(slice.cols.len());
-        let mut codes = vec![0; rows * row_bytes];
-        spread(&mut codes, row_bytes.max(1), threads, |first, part| {
-            let mut row_codes = vec![0; self.shape[1]];
-            for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
-                self.pack_row(row_of(first + row), &slice.cols, columns, &mut row_codes, out);
+        let (rows, format, groups) = (slice.rows.len(), self.format(columns), columns.groups.clone());
+        let codes = match self.stored_rows(slice, columns, &row_of) {
+            Some(bytes) => Cow::Borrowed(bytes),
+            None => Cow::Owned(by_rows([rows, format.bits.row_bytes(slice.cols.len())], threads, || {
+                let mut room = vec![0; self.shape[1]];
+                move |row, out: &mut [u8]| self.pack_row(row_of(row), &slice.cols, columns, &mut room, out)
+            })),
+        };
+        let scales = by_rows([rows, groups.len() * format.scales.size()], threads, || {
+            let (groups, mut values) = (groups.clone(), Vec::new());
+            move |row, out: &mut [u8]| {
+                values.clear();
+                values.extend(groups.clone().map(|group| (self.scale)(row_of(row), group)));
+                narrow_into(&values, format.scales, out);
             }
         });
-        let pairs = || (0..rows).flat_map(|row| columns.groups.clone().map(move |group| (row, group)));
-        let mut scales = Vec::with_capacity(rows * columns.groups.len() * format.scales.size());
-        narrow(pairs().map(|(row, group)| (self.scale)(row_of(row), group)), format.scales, &mut scales);
         let (mut zeros, mut row_levels) = (Vec::new(), Vec::new());
         match &self.meaning {
-            Meaning::Zeros(zero) => zeros.extend(pairs().map(|(row, group)| zero(row_of(row), group))),
+            Meaning::Zeros(zero) => {
+                zeros = by_rows([rows, groups.len()], threads, || {
+                    |row, out: &mut [u8]| {
+                        out.iter_mut().zip(groups.clone()).for_each(|(out, group)| *out = zero(row_of(row), group));
+                    }
+                });
+            }
             Meaning::RowLevels(levels) => row_levels.extend((0..rows).flat_map(|row| levels(row_of(row)))),
             Meaning::Symmetric | Meaning::Levels(_) => {}
         }
         let start = slice.cols.start;
         let order = columns.order.iter().flatten().map(|column| (column - start) as u32).collect();
-        GroupedPart { format, codes: Cow::Owned(codes), scales, zeros, row_levels, columns: order }
+        GroupedPart { format, codes, scales, zeros, row_levels, columns: order }
+    }
+
+    /// The slice's codes where they lie in the file as devices take them, in one piece.
+    fn stored_rows(&self, slice: &Slice, columns: &Columns, row_of: &dyn Fn(usize) -> usize) -> Option<&'a [u8]> {
+        let StoredCodes::Rows(Cow::Borrowed(bytes)) = self.codes else { return None };
+        let (first, rows, row_bytes) = (row_of(0), slice.rows.len(), self.bits.row_bytes(self.shape[1]));
+        let is_whole = rows > 0 && columns.order.is_none() && slice.cols == (0..self.shape[1]);
+        // Beside the last code of a row there is nothing else.
+        let is_whole = is_whole && (self.bits == CodeBits::Eight || self.shape[1].is_multiple_of(2));
+        let is_one_piece = is_whole && (0..rows).all(|row| row_of(row) == first + row);
+        is_one_piece.then(|| &bytes[first * row_bytes..][..rows * row_bytes])
     }
 
     /// Writes the codes of a row as devices take them; `room` holds a row of the whole matrix.
     fn pack_row(&self, row: usize, cols: &Range<usize>, columns: &Columns, room: &mut [u8], out: &mut [u8]) {
         let width = cols.len();
+        if let (StoredCodes::Rows(bytes), None) = (&self.codes, &columns.order)
+            && (self.bits == CodeBits::Eight || cols.start.is_multiple_of(2))
+        {
+            let line = self.bits.row_bytes(self.shape[1]);
+            out.copy_from_slice(&bytes[row * line + self.bits.row_bytes(cols.start)..][..out.len()]);
+            if let (CodeBits::Four, Some(last), false) = (self.bits, out.last_mut(), width.is_multiple_of(2)) {
+                *last &= 15;
+            }
+            return;
+        }
         let codes: &mut [u8] = match &columns.order {
             None => {
-                (self.codes)(row, cols.clone(), &mut room[..width]);
+                self.read_codes(row, cols.clone(), &mut room[..width]);
                 &mut room[..width]
             }
             Some(order) => {
-                (self.codes)(row, 0..self.shape[1], room);
+                self.read_codes(row, 0..self.shape[1], room);
                 let ordered: Vec<u8> = order.iter().map(|column| room[*column]).collect();
                 room[..width].copy_from_slice(&ordered);
                 &mut room[..width]
@@ -230,6 +268,21 @@ impl CodeMatrix<'_> {
                 for (out, pair) in out.iter_mut().zip(codes.chunks(2)) {
                     *out = pair[0] | pair.get(1).copied().unwrap_or(0) << 4;
                 }
+            }
+        }
+    }
+
+    /// Writes the codes of some columns of a row, one a byte.
+    fn read_codes(&self, row: usize, cols: Range<usize>, out: &mut [u8]) {
+        match &self.codes {
+            StoredCodes::Each(read) => read(row, cols, out),
+            StoredCodes::Rows(bytes) => {
+                let line = &bytes[row * self.bits.row_bytes(self.shape[1])..];
+                let code = |col: usize| match self.bits {
+                    CodeBits::Eight => line[col],
+                    CodeBits::Four => line[col / 2] >> (col % 2 * 4) & 15,
+                };
+                cols.zip(out).for_each(|(col, out)| *out = code(col));
             }
         }
     }
@@ -249,7 +302,7 @@ impl CodeMatrix<'_> {
                     bits: self.bits,
                     group: 1,
                     scale_type: self.scale_type,
-                    codes: Box::new(|row, cols, out| (self.codes)(row, cols, out)),
+                    codes: StoredCodes::Each(Box::new(|row, cols, out| self.read_codes(row, cols, out))),
                     scale: Box::new(|row, column| (self.scale)(row, groups[column] as usize)),
                     meaning: match &self.meaning {
                         Meaning::Symmetric => Meaning::Symmetric,
@@ -278,6 +331,20 @@ impl CodeMatrix<'_> {
     fn group_count(&self) -> usize {
         if self.group == ALL_COLUMNS { 1 } else { self.shape[1].div_ceil(self.group) }
     }
+}
+
+/// Rows of so many bytes, which `threads` threads fill; each has a closure of its own, which writes a row.
+fn by_rows<F: FnMut(usize, &mut [u8])>(
+    [rows, row_bytes]: [usize; 2],
+    threads: usize,
+    writer: impl Fn() -> F + Sync,
+) -> Vec<u8> {
+    let (mut out, row_bytes) = (vec![0; rows * row_bytes], row_bytes.max(1));
+    spread(&mut out, row_bytes, threads, |first, part| {
+        let mut write = writer();
+        part.chunks_exact_mut(row_bytes).enumerate().for_each(|(row, out)| write(first + row, out));
+    });
+    out
 }
 
 /// The groups of columns in order, and how many columns of the range share one; absent where a group would be cut at
@@ -320,9 +387,9 @@ mod tests {
             bits: CodeBits::Four,
             group: 4,
             scale_type: DType::F32,
-            codes: Box::new(|row, cols, out| {
+            codes: StoredCodes::Each(Box::new(|row, cols, out| {
                 out.iter_mut().zip(cols).for_each(|(code, column)| *code = column as u8 + row as u8);
-            }),
+            })),
             scale: Box::new(|_, group| group as f32 + 1.0),
             meaning: Meaning::Zeros(Box::new(|_, group| group as u8)),
             groups,
@@ -345,6 +412,36 @@ mod tests {
         let how = crate::weights::Decoding { cols: cols.len(), dtype: DType::F32, threads: 1 };
         let bytes = fetched.decoded(how).bytes;
         (bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(), kept)
+    }
+
+    #[test]
+    fn rows_as_devices_take_them_are_the_codes_read_one_by_one() {
+        static BYTES: [u8; 30] = *b"thirty bytes, three rows of 10";
+        for (bits, cols) in [(CodeBits::Four, 20), (CodeBits::Four, 19), (CodeBits::Eight, 10)] {
+            let of = |codes| CodeMatrix { shape: [3, cols], bits, group: ALL_COLUMNS, codes, ..matrix(None) };
+            let code = move |row: usize, col: usize| match bits {
+                CodeBits::Four => BYTES[row * 10 + col / 2] >> (col % 2 * 4) & 15,
+                CodeBits::Eight => BYTES[row * 10 + col],
+            };
+            let each = of(StoredCodes::Each(Box::new(move |row, cols, out| {
+                cols.zip(out).for_each(|(col, out)| *out = code(row, col));
+            })));
+            let rows = of(StoredCodes::Rows(Cow::Borrowed(&BYTES)));
+            for cols in [0..cols, 0..cols - 1, 2..cols, 3..cols, 3..8, 4..7] {
+                for rows_of_slice in [0..3, 1..3, 2..2] {
+                    let shape = vec![3, each.shape[1]];
+                    let location = TensorLocation::from("w".to_owned());
+                    let slice = Slice { location, shape, rows: rows_of_slice, cols: cols.clone(), role: Role::Matrix };
+                    let [want, got] = [&each, &rows].map(|matrix| match matrix.fetch(&slice, 2) {
+                        Fetched::Grouped(part) => (part.codes, part.scales, part.zeros),
+                        _ => panic!("groups of all columns stay codes"),
+                    });
+                    let is_whole = cols == (0..each.shape[1]) && cols.end != 19 && !slice.rows.is_empty();
+                    assert_eq!(matches!(got.0, Cow::Borrowed(_)), is_whole, "{bits:?} {slice:?}");
+                    assert_eq!(got, want, "{bits:?} {slice:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use kernels::ops::{CodeBits, DType};
 
-use super::grouped::{OfGroup, ReadCodes};
+use super::grouped::{OfGroup, ReadCodes, StoredCodes};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 
@@ -128,6 +128,15 @@ pub(super) fn code_bits(bits: usize) -> CodeBits {
 }
 
 /// Codes that follow each other along the inputs, each row's words one after the other: `[out, in * bits / 32]`.
+pub(super) fn rows_of_codes<'a>(words: Words<'a>, [cols, bits]: [usize; 2]) -> StoredCodes<'a> {
+    let is_kept = bits == 4 || bits == 8;
+    match words {
+        Words(bytes) if is_kept && (cols * bits).is_multiple_of(WORD) => StoredCodes::Rows(bytes),
+        words => StoredCodes::Each(along_rows(words, [self::words(cols, bits), bits])),
+    }
+}
+
+/// The same, read one by one; `line`: words of a row.
 pub(super) fn along_rows<'a>(words: Words<'a>, [line, bits]: [usize; 2]) -> ReadCodes<'a> {
     Box::new(move |row, cols, out| {
         cols.zip(out).for_each(|(col, code)| *code = words.bits(row * line, 1, col * bits, bits));

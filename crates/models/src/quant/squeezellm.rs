@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
+use super::grouped::{CodeMatrix, GroupedMethod, Meaning, StoredCodes};
 use super::packed::{Numbers, Words, check, stem, whole_shape, words};
 use super::{Quantization, Quantized};
 use crate::error::LoadError;
@@ -48,9 +48,9 @@ impl GroupedMethod for SqueezeLlm {
             bits: CodeBits::Four,
             group: ALL_COLUMNS,
             scale_type: DType::F32,
-            codes: Box::new(move |output, cols, out| {
+            codes: StoredCodes::Each(Box::new(move |output, cols, out| {
                 cols.zip(out).for_each(|(input, code)| *code = codes.bits(output, outputs, input * 4, 4));
-            }),
+            })),
             scale: Box::new(|_, _| 1.0),
             meaning: Meaning::RowLevels(Box::new(move |row| std::array::from_fn(|i| levels.at(row * 16 + i)))),
             groups: None,

@@ -25,7 +25,7 @@ use kernels::ops::{DType, NoiseRows};
 
 use crate::error::LoadError;
 
-pub(crate) use cast::{narrow, widen};
+pub(crate) use cast::{narrow, narrow_into, widen};
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use dummy::Dummy;
 pub(crate) use dummy_codes::DummyFormat;

@@ -129,10 +129,11 @@ impl Outputs {
         let weights = Words::read(&from.weights, [inputs, line], all)?;
         let zeros = from.zeros.map(|zeros| Words::read(&zeros, [groups, line], all)).transpose()?;
         let scales = Numbers::read(&from.scales, &[groups, outputs], all)?;
-        // Where the bits of an output lie in its word.
-        let shift = move |output: usize| self.order.iter().position(|of| *of == output % WORD).unwrap_or(0) * 4;
+        // Where the bits of outputs lie in their word.
+        let shift = |output: usize| self.order.iter().position(|of| *of == output).unwrap_or(0) * 4;
+        let shifts: [usize; WORD] = std::array::from_fn(shift);
         let bits = move |words: &Words<'_>, row: usize, output: usize| {
-            (words.at(row * line + output / WORD) >> shift(output) & 15) as u8
+            (words.at(row * line + output / WORD) >> shifts[output % WORD] & 15) as u8
         };
         // Signed codes count from the middle when their highest bit is turned.
         let turn = if zeros.is_some() { 0 } else { CodeBits::Four.middle() };
@@ -144,8 +145,14 @@ impl Outputs {
             bits: CodeBits::Four,
             group: self.group,
             scale_type: scales.dtype,
-            codes: StoredCodes::Each(Box::new(move |output, cols, out| {
-                cols.zip(out).for_each(|(input, code)| *code = bits(&weights, input, output) ^ turn);
+            codes: StoredCodes::Eights(Box::new(move |output, cols, out| {
+                let (word, width) = (output / WORD, cols.len());
+                for (at, input) in cols.enumerate() {
+                    let codes = weights.at(input * line + word);
+                    shifts.iter().enumerate().for_each(|(row, shift)| {
+                        out[row * width + at] = (codes >> shift & 15) as u8 ^ turn;
+                    });
+                }
             })),
             scale: scales.by_group(outputs),
             meaning,

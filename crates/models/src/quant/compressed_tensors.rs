@@ -24,9 +24,7 @@ use kernels::ops::{ALL_COLUMNS, CodeBits, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
 use super::grouped::{CodeMatrix, GroupedMethod, Meaning, StoredCodes};
-use super::packed::{
-    Numbers, Words, along_rows, check, code_bits, not_conv1d, rows_of_codes, stem, whole_shape, words,
-};
+use super::packed::{Numbers, Words, check, code_bits, lifted, not_conv1d, rows_of_codes, stem, whole_shape, words};
 use super::scaled::{MadeScales, ScaledE4m3};
 use super::{Quantization, Quantized, float4, gptq};
 use crate::error::LoadError;
@@ -197,22 +195,12 @@ fn packed<'a>(
         Meaning::Symmetric => code_bits(bits).middle() - (1 << (bits - 1)),
         _ => 0,
     };
-    let codes = match lift {
-        0 => rows_of_codes(codes, [cols, bits]),
-        _ => {
-            let unpack = along_rows(codes, [line, bits]);
-            StoredCodes::Each(Box::new(move |row, cols, out| {
-                unpack(row, cols, out);
-                out.iter_mut().for_each(|code| *code += lift);
-            }))
-        }
-    };
     Ok(CodeMatrix {
         shape,
         bits: code_bits(bits),
         group: grid.group,
         scale_type: grid.scales.dtype,
-        codes,
+        codes: lifted(rows_of_codes(codes, [cols, bits]), lift),
         scale: grid.scale(),
         meaning,
         groups: order,

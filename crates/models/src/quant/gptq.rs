@@ -16,8 +16,8 @@ use kernels::ops::{ALL_COLUMNS, DType, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 use safetensors::Dtype;
 
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, StoredCodes, dummy_codes};
-use super::packed::{Numbers, Words, check, code_bits, stem, whole_shape, words};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
+use super::packed::{Numbers, Words, check, code_bits, columns_of_codes, lifted, stem, whole_shape, words};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
 use crate::weights::{
@@ -87,10 +87,7 @@ impl GroupedMethod for Gptq {
             bits: code_bits(bits),
             group,
             scale_type: scales.dtype,
-            codes: StoredCodes::Each(Box::new(move |output, cols, out| {
-                let code_at = |input: usize| codes.bits(output, outputs, input * bits, bits) + lift;
-                cols.zip(out).for_each(|(input, code)| *code = code_at(input));
-            })),
+            codes: lifted(columns_of_codes(codes, [outputs, inputs, bits]), lift),
             scale: scales.by_group(outputs),
             meaning: if symmetric { Meaning::Symmetric } else { Meaning::Zeros(Box::new(zero)) },
             groups: order,

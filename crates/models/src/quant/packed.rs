@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use kernels::ops::{CodeBits, DType};
 
-use super::grouped::{OfGroup, ReadCodes, StoredCodes};
+use super::grouped::{OfGroup, StoredCodes};
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 
@@ -20,6 +20,12 @@ impl<'a> Words<'a> {
     pub(super) fn read(tensor: &Tensor<'a>, shape: [usize; 2], tensors: Tensors<'a>) -> Result<Self, LoadError> {
         check(tensor, &shape, Element::Code(Code::I32))?;
         Ok(Self(tensors.files.bytes(&tensor.name)?))
+    }
+
+    /// Those that lie in some bytes.
+    #[cfg(test)]
+    pub(super) fn of(bytes: impl Into<Cow<'a, [u8]>>) -> Self {
+        Self(bytes.into())
     }
 
     pub(super) fn at(&self, index: usize) -> u32 {
@@ -129,18 +135,39 @@ pub(super) fn code_bits(bits: usize) -> CodeBits {
 
 /// Codes that follow each other along the inputs, each row's words one after the other: `[out, in * bits / 32]`.
 pub(super) fn rows_of_codes<'a>(words: Words<'a>, [cols, bits]: [usize; 2]) -> StoredCodes<'a> {
-    let is_kept = bits == 4 || bits == 8;
-    match words {
-        Words(bytes) if is_kept && (cols * bits).is_multiple_of(WORD) => StoredCodes::Rows(bytes),
-        words => StoredCodes::Each(along_rows(words, [self::words(cols, bits), bits])),
+    if is_kept(cols, bits) {
+        return StoredCodes::Rows(words.0);
     }
+    let line = self::words(cols, bits);
+    StoredCodes::Each(Box::new(move |row, cols, out| {
+        cols.zip(out).for_each(|(col, code)| *code = words.bits(row * line, 1, col * bits, bits));
+    }))
 }
 
-/// The same, read one by one; `line`: words of a row.
-pub(super) fn along_rows<'a>(words: Words<'a>, [line, bits]: [usize; 2]) -> ReadCodes<'a> {
-    Box::new(move |row, cols, out| {
-        cols.zip(out).for_each(|(col, code)| *code = words.bits(row * line, 1, col * bits, bits));
-    })
+/// Codes that follow each other along the inputs, words of all outputs beside each other: `[in * bits / 32, out]`.
+pub(super) fn columns_of_codes<'a>(words: Words<'a>, [outputs, inputs, bits]: [usize; 3]) -> StoredCodes<'a> {
+    if is_kept(inputs, bits) {
+        return StoredCodes::Columns(words);
+    }
+    StoredCodes::Each(Box::new(move |output, cols, out| {
+        cols.zip(out).for_each(|(input, code)| *code = words.bits(output, outputs, input * bits, bits));
+    }))
+}
+
+/// Whether words of such codes are pieces of rows as devices take them.
+fn is_kept(codes: usize, bits: usize) -> bool {
+    (bits == 4 || bits == 8) && (codes * bits).is_multiple_of(WORD)
+}
+
+/// `codes` with this number added to each.
+pub(super) fn lifted(codes: StoredCodes<'_>, lift: u8) -> StoredCodes<'_> {
+    match codes {
+        StoredCodes::Each(read) if lift > 0 => StoredCodes::Each(Box::new(move |row, cols, out| {
+            read(row, cols, out);
+            out.iter_mut().for_each(|code| *code += lift);
+        })),
+        codes => codes,
+    }
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use std::borrow::Cow;
 use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::grouped::{CodeMatrix, GroupedMethod, Meaning, StoredCodes};
-use super::packed::{Numbers, Words, check, stem, whole_shape, words};
+use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
+use super::packed::{Numbers, Words, check, columns_of_codes, stem, whole_shape, words};
 use super::{Quantization, Quantized};
 use crate::error::LoadError;
 use crate::weights::{Chunk, Code, Element, Fetched, Slice, Stored, Tensors};
@@ -48,9 +48,7 @@ impl GroupedMethod for SqueezeLlm {
             bits: CodeBits::Four,
             group: ALL_COLUMNS,
             scale_type: DType::F32,
-            codes: StoredCodes::Each(Box::new(move |output, cols, out| {
-                cols.zip(out).for_each(|(input, code)| *code = codes.bits(output, outputs, input * 4, 4));
-            })),
+            codes: columns_of_codes(codes, [outputs, inputs, 4]),
             scale: Box::new(|_, _| 1.0),
             meaning: Meaning::RowLevels(Box::new(move |row| std::array::from_fn(|i| levels.at(row * 16 + i)))),
             groups: None,

@@ -13,8 +13,9 @@ use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding, Levels, Zeros};
 use model_spec::{ConfigError, ConfigFile};
 use safetensors::Dtype;
 
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, StoredCodes, dummy_codes};
-use super::packed::{Numbers, Words, rows_of_codes, stem, whole_shape};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
+use super::packed::{Numbers, read_words, stem, whole_shape};
+use super::stored_codes::{StoredCodes, Words};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
 use crate::weights::{DummyFormat, Made, RandomTensor, RandomWeight, Slice, Tensor, Tensors, integers};
@@ -126,8 +127,8 @@ impl Outputs {
             return Err(from.weights.misshapen(vec![inputs, outputs / WORD]));
         }
         let line = outputs / WORD;
-        let weights = Words::read(&from.weights, [inputs, line], all)?;
-        let zeros = from.zeros.map(|zeros| Words::read(&zeros, [groups, line], all)).transpose()?;
+        let weights = read_words(&from.weights, [inputs, line], all)?;
+        let zeros = from.zeros.map(|zeros| read_words(&zeros, [groups, line], all)).transpose()?;
         let scales = Numbers::read(&from.scales, &[groups, outputs], all)?;
         // Where the bits of outputs lie in their word.
         let shift = |output: usize| self.order.iter().position(|of| *of == output).unwrap_or(0) * 4;
@@ -179,15 +180,15 @@ impl Awq {
         if !inputs.is_multiple_of(WORD) || width * WORD < groups {
             return Err(weights.misshapen(vec![outputs, inputs / WORD]));
         }
-        let weights = Words::read(&weights, [outputs, inputs / WORD], all)?;
-        let zeros = Words::read(&zeros, [outputs, width], all)?;
+        let weights = read_words(&weights, [outputs, inputs / WORD], all)?;
+        let zeros = read_words(&zeros, [outputs, width], all)?;
         let scales = Numbers::read(&scales, &[outputs, width * WORD], all)?;
         Ok(CodeMatrix {
             shape,
             bits: CodeBits::Four,
             group: self.group,
             scale_type: scales.dtype,
-            codes: rows_of_codes(weights, [inputs, 4]),
+            codes: StoredCodes::along_rows(weights, [inputs, 4]),
             scale: scales.by_row(width * WORD),
             meaning: Meaning::Zeros(Box::new(move |output, group| zeros.bits(output * width, 1, group * 4, 4))),
             groups: None,

@@ -19,9 +19,10 @@ use model_spec::{ConfigError, ConfigFile};
 use serde_json::Value;
 
 use super::Quantized;
-use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, OfGroup, StoredCodes};
+use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, OfGroup};
 use super::input::InputScheme;
 use super::packed::{Numbers, check, greatest_common_divisor, whole_shape};
+use super::stored_codes::StoredCodes;
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 

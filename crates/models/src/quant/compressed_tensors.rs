@@ -23,9 +23,10 @@ use std::borrow::Cow;
 use kernels::ops::{ALL_COLUMNS, CodeBits, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
-use super::grouped::{CodeMatrix, GroupedMethod, Meaning, StoredCodes};
-use super::packed::{Numbers, Words, check, code_bits, lifted, not_conv1d, rows_of_codes, stem, whole_shape, words};
+use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
+use super::packed::{Numbers, check, code_bits, not_conv1d, read_words, stem, whole_shape};
 use super::scaled::{MadeScales, ScaledE4m3};
+use super::stored_codes::{StoredCodes, words};
 use super::{Quantization, Quantized, float4, gptq};
 use crate::error::LoadError;
 use crate::weights::{Code, DummyFormat, Element, Fetched, Made, RandomWeight, Slice, Stored, Tensor, Tensors};
@@ -151,7 +152,7 @@ impl<'a> Grid<'a> {
         let (groups, by_row) = (self.groups, self.by_row);
         let line = move |row: usize| if by_row { row } else { 0 };
         if tensor.element == Element::Code(Code::I32) {
-            let zeros = Words::read(&tensor, [words(rows, bits), groups], tensors)?;
+            let zeros = read_words(&tensor, [words(rows, bits), groups], tensors)?;
             let zero = move |row: usize, group: usize| zeros.bits(group, groups, line(row) * bits, bits);
             return Ok(Meaning::Zeros(Box::new(zero)));
         }
@@ -184,7 +185,7 @@ fn packed<'a>(
     let line = weights.shape.last().copied().unwrap_or(0);
     let bits = BITS.into_iter().find(|bits| words(cols, *bits) == line);
     let bits = bits.ok_or_else(|| weights.misshapen(vec![rows, words(cols, 4)]))?;
-    let codes = Words::read(&weights, [rows, line], tensors)?;
+    let codes = read_words(&weights, [rows, line], tensors)?;
     let grid = Grid::read(stem, shape, tensors)?;
     let order = tensors.get(&format!("{stem}weight_g_idx"));
     let order =
@@ -200,7 +201,7 @@ fn packed<'a>(
         bits: code_bits(bits),
         group: grid.group,
         scale_type: grid.scales.dtype,
-        codes: lifted(rows_of_codes(codes, [cols, bits]), lift),
+        codes: StoredCodes::along_rows(codes, [cols, bits]).lifted(lift),
         scale: grid.scale(),
         meaning,
         groups: order,

@@ -20,8 +20,9 @@ use std::ops::Range;
 use kernels::e4m3;
 use kernels::ops::{CodeBits, DType, E2M1, InputRounding};
 
-use super::grouped::{CodeMatrix, Meaning, OfGroup, StoredCodes};
+use super::grouped::{CodeMatrix, Meaning, OfGroup};
 use super::packed::{check, whole_shape};
+use super::stored_codes::StoredCodes;
 use crate::error::LoadError;
 use crate::weights::{Code, Element, Slice, Tensor, Tensors};
 

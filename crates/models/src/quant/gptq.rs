@@ -17,7 +17,8 @@ use model_spec::{ConfigError, ConfigFile};
 use safetensors::Dtype;
 
 use super::grouped::{CodeMatrix, Grouped, GroupedMethod, Meaning, dummy_codes};
-use super::packed::{Numbers, Words, check, code_bits, columns_of_codes, lifted, stem, whole_shape, words};
+use super::packed::{Numbers, check, code_bits, read_words, stem, whole_shape};
+use super::stored_codes::{StoredCodes, words};
 use super::{Quantized, group_size};
 use crate::error::LoadError;
 use crate::weights::{
@@ -68,8 +69,8 @@ impl GroupedMethod for Gptq {
         let Scheme { bits, group, groups } = self.scheme(&weights, &scales, inputs)?;
         let line = words(outputs, bits);
         let (codes, zero_words) = (
-            Words::read(&weights, [words(inputs, bits), outputs], tensors)?,
-            Words::read(&zeros, [groups, line], tensors)?,
+            read_words(&weights, [words(inputs, bits), outputs], tensors)?,
+            read_words(&zeros, [groups, line], tensors)?,
         );
         let scales = Numbers::read(&scales, &[groups, outputs], tensors)?;
         let g_idx = tensors.get(&format!("{stem}g_idx"));
@@ -87,7 +88,7 @@ impl GroupedMethod for Gptq {
             bits: code_bits(bits),
             group,
             scale_type: scales.dtype,
-            codes: lifted(columns_of_codes(codes, [outputs, inputs, bits]), lift),
+            codes: StoredCodes::along_columns(codes, [outputs, inputs, bits]).lifted(lift),
             scale: scales.by_group(outputs),
             meaning: if symmetric { Meaning::Symmetric } else { Meaning::Zeros(Box::new(zero)) },
             groups: order,

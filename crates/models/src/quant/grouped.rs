@@ -13,7 +13,7 @@ use kernels::ops::{
     Levels, WeightFormat, Zeros,
 };
 
-use super::packed::Words;
+use super::stored_codes::{CodeRows, Room, StoredCodes};
 use super::{Quantization, decode_slice};
 use crate::error::LoadError;
 use crate::weights::{
@@ -50,21 +50,6 @@ pub(super) struct Grouped<M>(pub M);
 
 /// Reads something of a group of a row.
 pub(super) type OfGroup<'a, T> = Box<dyn Fn(usize, usize) -> T + Sync + 'a>;
-
-/// Reads the codes of some columns of a row.
-pub(super) type ReadCodes<'a> = Box<dyn Fn(usize, Range<usize>, &mut [u8]) + Sync + 'a>;
-
-/// How a matrix has its codes.
-pub(super) enum StoredCodes<'a> {
-    /// Read row by row.
-    Each(ReadCodes<'a>),
-    /// Read eight rows at a time, which the first row given begins: some columns of it, then of the next.
-    Eights(ReadCodes<'a>),
-    /// Rows after each other, as devices take them ([`GroupedCodes::codes`]).
-    Rows(Cow<'a, [u8]>),
-    /// Four bytes of each row after each other, as devices take them, then the next four of each.
-    Columns(Words<'a>),
-}
 
 /// A stored matrix `[output features, input features]`, whole, and how to read it.
 pub(super) struct CodeMatrix<'a> {
@@ -116,13 +101,6 @@ impl<M: GroupedMethod> Quantization for Grouped<M> {
     fn made(&self, weight: &RandomWeight<'_>) -> Made {
         self.0.made(weight)
     }
-}
-
-/// Codes that were read at once, one a byte, and their first row.
-#[derive(Default)]
-struct Room {
-    codes: Vec<u8>,
-    first: Option<usize>,
 }
 
 /// The columns that a slice needs, in the order in which their groups follow each other.
@@ -200,17 +178,25 @@ impl<'a> CodeMatrix<'a> {
         }
     }
 
+    fn code_rows(&self) -> CodeRows<'_, 'a> {
+        CodeRows { codes: &self.codes, bits: self.bits, shape: self.shape }
+    }
+
     /// The slice in its stored format.
     fn part(&self, slice: &Slice, columns: &Columns, threads: usize) -> GroupedPart<'a> {
         let location = &slice.location;
         let first_row = location.stack.map_or(0, |stack| stack.index * (self.shape[0] / stack.count));
         let row_of = |row: usize| first_row + location.rows.stored(slice.rows.start + row);
         let (rows, format, groups) = (slice.rows.len(), self.format(columns), columns.groups.clone());
-        let codes = match self.stored_rows(slice, columns, &row_of) {
+        let (code_rows, order) = (self.code_rows(), columns.order.as_deref());
+        let is_one_piece =
+            order.is_none() && slice.cols == (0..self.shape[1]) && (0..rows).all(|row| row_of(row) == row_of(0) + row);
+        let stored = if is_one_piece { code_rows.stored(row_of(0)..row_of(0) + rows) } else { None };
+        let codes = match stored {
             Some(bytes) => Cow::Borrowed(bytes),
             None => Cow::Owned(by_rows([rows, format.bits.row_bytes(slice.cols.len())], threads, || {
                 let mut room = Room::default();
-                move |row, out: &mut [u8]| self.pack_row(row_of(row), &slice.cols, columns, &mut room, out)
+                move |row, out: &mut [u8]| code_rows.pack(row_of(row), &slice.cols, order, &mut room, out)
             })),
         };
         let scales = by_rows([rows, groups.len() * format.scales.size()], threads, || {
@@ -234,90 +220,8 @@ impl<'a> CodeMatrix<'a> {
             Meaning::Symmetric | Meaning::Levels(_) => {}
         }
         let start = slice.cols.start;
-        let order = columns.order.iter().flatten().map(|column| (column - start) as u32).collect();
-        GroupedPart { format, codes, scales, zeros, row_levels, columns: order }
-    }
-
-    /// The slice's codes where they lie in the file as devices take them, in one piece.
-    fn stored_rows(&self, slice: &Slice, columns: &Columns, row_of: &dyn Fn(usize) -> usize) -> Option<&'a [u8]> {
-        let StoredCodes::Rows(Cow::Borrowed(bytes)) = self.codes else { return None };
-        let (first, rows, row_bytes) = (row_of(0), slice.rows.len(), self.bits.row_bytes(self.shape[1]));
-        let is_whole = rows > 0 && columns.order.is_none() && slice.cols == (0..self.shape[1]);
-        // Beside the last code of a row there is nothing else.
-        let is_whole = is_whole && self.shape[1].is_multiple_of(self.in_byte());
-        let is_one_piece = is_whole && (0..rows).all(|row| row_of(row) == first + row);
-        is_one_piece.then(|| &bytes[first * row_bytes..][..rows * row_bytes])
-    }
-
-    /// Writes the codes of a row as devices take them.
-    fn pack_row(&self, row: usize, cols: &Range<usize>, columns: &Columns, room: &mut Room, out: &mut [u8]) {
-        if columns.order.is_none() && self.copy_row(row, cols, out) {
-            return;
-        }
-        match &columns.order {
-            None => pack(self.bits, self.read_row(row, cols, room), out),
-            Some(order) => {
-                let codes = self.read_row(row, &(0..self.shape[1]), room);
-                let ordered: Vec<u8> = order.iter().map(|column| codes[*column]).collect();
-                pack(self.bits, &ordered, out);
-            }
-        }
-    }
-
-    /// The same where they lie so that bytes have only to be copied; false, and nothing happens, where not.
-    fn copy_row(&self, row: usize, cols: &Range<usize>, out: &mut [u8]) -> bool {
-        let [rows, row_codes] = self.shape;
-        let (line, first, in_byte) = (self.bits.row_bytes(row_codes), self.bits.row_bytes(cols.start), self.in_byte());
-        match &self.codes {
-            StoredCodes::Rows(bytes) if cols.start.is_multiple_of(in_byte) => {
-                out.copy_from_slice(&bytes[row * line + first..][..out.len()]);
-            }
-            StoredCodes::Columns(words) if cols.start.is_multiple_of(4 * in_byte) => {
-                for (at, out) in out.chunks_mut(4).enumerate() {
-                    out.copy_from_slice(&words.at((first / 4 + at) * rows + row).to_le_bytes()[..out.len()]);
-                }
-            }
-            _ => return false,
-        }
-        if let (Some(last), false) = (out.last_mut(), cols.len().is_multiple_of(in_byte)) {
-            *last &= 15;
-        }
-        true
-    }
-
-    fn in_byte(&self) -> usize {
-        if self.bits == CodeBits::Four { 2 } else { 1 }
-    }
-
-    /// The codes of some columns of a row, one a byte; `room` is for no other columns.
-    fn read_row<'r>(&self, row: usize, cols: &Range<usize>, room: &'r mut Room) -> &'r [u8] {
-        let (width, rows) = (cols.len(), if let StoredCodes::Eights(_) = self.codes { 8 } else { 1 });
-        let first = row / rows * rows;
-        if room.first != Some(first) {
-            room.codes.resize(rows * width, 0);
-            self.read_rows(first, cols.clone(), &mut room.codes);
-            room.first = Some(first);
-        }
-        &room.codes[(row - first) * width..][..width]
-    }
-
-    /// Writes the codes of as many rows from `row` on as are read at once.
-    fn read_rows(&self, row: usize, cols: Range<usize>, out: &mut [u8]) {
-        match &self.codes {
-            StoredCodes::Each(read) | StoredCodes::Eights(read) => read(row, cols, out),
-            StoredCodes::Rows(bytes) => {
-                let line = &bytes[row * self.bits.row_bytes(self.shape[1])..];
-                let code = |col: usize| match self.bits {
-                    CodeBits::Eight => line[col],
-                    CodeBits::Four => line[col / 2] >> (col % 2 * 4) & 15,
-                };
-                cols.zip(out).for_each(|(col, out)| *out = code(col));
-            }
-            StoredCodes::Columns(words) => {
-                let (stride, bits) = (self.shape[0], 8 / self.in_byte());
-                cols.zip(out).for_each(|(col, out)| *out = words.bits(row, stride, col * bits, bits));
-            }
-        }
+        let columns = order.iter().flat_map(|order| order.iter()).map(|column| (column - start) as u32).collect();
+        GroupedPart { format, codes, scales, zeros, row_levels, columns }
     }
 
     /// The slice as f32, decoded of the whole matrix.
@@ -336,7 +240,7 @@ impl<'a> CodeMatrix<'a> {
                     group: 1,
                     scale_type: self.scale_type,
                     codes: StoredCodes::Each(Box::new(|row, cols, out| {
-                        out.copy_from_slice(self.read_row(row, &cols, &mut Room::default()));
+                        out.copy_from_slice(self.code_rows().read(row, &cols, &mut Room::default()));
                     })),
                     scale: Box::new(|row, column| (self.scale)(row, groups[column] as usize)),
                     meaning: match &self.meaning {
@@ -365,18 +269,6 @@ impl<'a> CodeMatrix<'a> {
 
     fn group_count(&self) -> usize {
         if self.group == ALL_COLUMNS { 1 } else { self.shape[1].div_ceil(self.group) }
-    }
-}
-
-/// Writes codes as devices take them.
-fn pack(bits: CodeBits, codes: &[u8], out: &mut [u8]) {
-    match bits {
-        CodeBits::Eight => out.copy_from_slice(codes),
-        CodeBits::Four => {
-            let (pairs, rest) = codes.as_chunks::<2>();
-            out.iter_mut().zip(pairs).for_each(|(out, [low, high])| *out = low | high << 4);
-            rest.iter().for_each(|code| out[pairs.len()] = *code);
-        }
     }
 }
 
@@ -459,46 +351,6 @@ mod tests {
         let how = crate::weights::Decoding { cols: cols.len(), dtype: DType::F32, threads: 1 };
         let bytes = fetched.decoded(how).bytes;
         (bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(), kept)
-    }
-
-    #[test]
-    fn rows_as_devices_take_them_are_the_codes_read_one_by_one() {
-        static BYTES: [u8; 30] = *b"thirty bytes, three rows of 10";
-        for (bits, cols) in [(CodeBits::Four, 20), (CodeBits::Four, 19), (CodeBits::Eight, 10)] {
-            let of = |codes| CodeMatrix { shape: [3, cols], bits, group: ALL_COLUMNS, codes, ..matrix(None) };
-            let code = move |row: usize, col: usize| match bits {
-                CodeBits::Four => BYTES[row * 10 + col / 2] >> (col % 2 * 4) & 15,
-                CodeBits::Eight => BYTES[row * 10 + col],
-            };
-            let each = of(StoredCodes::Each(Box::new(move |row, cols, out| {
-                cols.zip(out).for_each(|(col, out)| *out = code(row, col));
-            })));
-            let eights = of(StoredCodes::Eights(Box::new(move |row, cols, out| {
-                let codes = |row: usize| cols.clone().map(move |col| if row < 3 { code(row, col) } else { 0 });
-                (row..row + 8).flat_map(codes).zip(out).for_each(|(code, out)| *out = code);
-            })));
-            let rows = of(StoredCodes::Rows(Cow::Borrowed(&BYTES)));
-            // Rows of ten bytes as three words.
-            let word = |at: usize| BYTES[at % 3 * 10..][..10].chunks(4).nth(at / 3).unwrap_or_default();
-            let words = (0..9).flat_map(|at| [word(at), &[0; 2]].concat().into_iter().take(4));
-            let columns = of(StoredCodes::Columns(Words::of(words.collect::<Vec<u8>>())));
-            for cols in [0..cols, 0..cols - 1, 2..cols, 3..cols, 3..8, 4..7] {
-                for rows_of_slice in [0..3, 1..3, 2..2] {
-                    let shape = vec![3, each.shape[1]];
-                    let location = TensorLocation::from("w".to_owned());
-                    let slice = Slice { location, shape, rows: rows_of_slice, cols: cols.clone(), role: Role::Matrix };
-                    let [want, got, others @ ..] =
-                        [&each, &rows, &columns, &eights].map(|matrix| match matrix.fetch(&slice, 2) {
-                            Fetched::Grouped(part) => (part.codes, part.scales, part.zeros),
-                            _ => panic!("groups of all columns stay codes"),
-                        });
-                    let is_whole = cols == (0..each.shape[1]) && cols.end != 19 && !slice.rows.is_empty();
-                    assert_eq!(matches!(got.0, Cow::Borrowed(_)), is_whole, "{bits:?} {slice:?}");
-                    assert_eq!(got, want, "{bits:?} {slice:?}");
-                    others.iter().for_each(|other| assert_eq!(other, &want, "{bits:?} {slice:?}"));
-                }
-            }
-        }
     }
 
     #[test]

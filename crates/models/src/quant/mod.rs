@@ -26,6 +26,7 @@ mod packed;
 mod quark;
 mod scaled;
 mod squeezellm;
+mod stored_codes;
 #[cfg(test)]
 mod units;
 

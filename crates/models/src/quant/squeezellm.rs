@@ -16,7 +16,8 @@ use kernels::ops::{ALL_COLUMNS, CodeBits, DType, InputRounding};
 use model_spec::{ConfigError, ConfigFile};
 
 use super::grouped::{CodeMatrix, GroupedMethod, Meaning};
-use super::packed::{Numbers, Words, check, columns_of_codes, stem, whole_shape, words};
+use super::packed::{Numbers, check, read_words, stem, whole_shape};
+use super::stored_codes::{StoredCodes, words};
 use super::{Quantization, Quantized};
 use crate::error::LoadError;
 use crate::weights::{Chunk, Code, Element, Fetched, Slice, Stored, Tensors};
@@ -41,14 +42,14 @@ impl GroupedMethod for SqueezeLlm {
         if let Some(full) = tensors.get(&format!("{stem}full_rows")).filter(|full| !full.shape.contains(&0)) {
             return Err(full.invalid("dense rows beside the sparse part are not supported"));
         }
-        let codes = Words::read(&weights, [words(inputs, 4), outputs], tensors)?;
+        let codes = read_words(&weights, [words(inputs, 4), outputs], tensors)?;
         let levels = Numbers::read(&table, &[outputs, 16], tensors)?;
         Ok(Some(CodeMatrix {
             shape,
             bits: CodeBits::Four,
             group: ALL_COLUMNS,
             scale_type: DType::F32,
-            codes: columns_of_codes(codes, [outputs, inputs, 4]),
+            codes: StoredCodes::along_columns(codes, [outputs, inputs, 4]),
             scale: Box::new(|_, _| 1.0),
             meaning: Meaning::RowLevels(Box::new(move |row| std::array::from_fn(|i| levels.at(row * 16 + i)))),
             groups: None,

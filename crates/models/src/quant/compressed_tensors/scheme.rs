@@ -7,8 +7,9 @@ use safetensors::Dtype;
 
 use crate::quant::grouped::dummy_codes;
 use crate::quant::input::InputScheme;
-use crate::quant::packed::{CONV1D, code_bits, words};
+use crate::quant::packed::{CONV1D, code_bits};
 use crate::quant::scaled::{MadeScales, ScaledE4m3};
+use crate::quant::stored_codes::words;
 use crate::quant::{BLOCK_SIZE, block_size};
 use crate::weights::{Content, Made, RandomTensor, RandomWeight, integers};
 

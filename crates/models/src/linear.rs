@@ -9,7 +9,7 @@ use kernels::ops::{
 };
 
 use crate::error::ForwardError;
-use crate::mixer::Run;
+use crate::ranks::Run;
 
 /// `x W^T + bias`.
 #[derive(Clone, Copy)]

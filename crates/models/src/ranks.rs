@@ -14,6 +14,19 @@ pub(crate) struct Ranks<'a> {
     pub wire: DType,
 }
 
+/// What a step runs on.
+pub(crate) struct Run<'a> {
+    pub backend: &'a mut dyn Backend,
+    pub ranks: Ranks<'a>,
+}
+
+impl Run<'_> {
+    /// Adds up a buffer over the ranks of the group.
+    pub(crate) fn all_reduce(&mut self, act: Act) -> Result<(), ForwardError> {
+        self.ranks.sum(self.backend, act)
+    }
+}
+
 /// What parts of sums are rounded to on their way, where this is computed in. A part is rounded when it is computed, in
 /// most engines, so that rounding it here is as close to the model; half as many bytes travel. Sums of f16 stay in f32:
 /// a part may be larger than any f16.

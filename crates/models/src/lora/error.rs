@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::{LoraForm, Vocabulary};
 use crate::error::LoadError;
+use crate::weights::Tensor;
 
 /// An adapter that does not load. Nothing that runs is touched.
 #[derive(Debug, thiserror::Error)]
@@ -72,4 +74,25 @@ pub enum AdapterError {
         /// The folder.
         dir: PathBuf,
     },
+}
+
+/// A tensor of another shape than the model needs, which has one of its vocabulary's size where it is of an embedding
+/// or a head.
+pub(super) fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize], vocab: Vocabulary) -> AdapterError {
+    let Vocabulary { own, extra } = vocab;
+    let instead = match form {
+        LoraForm::Linear => String::new(),
+        LoraForm::Head | LoraForm::Embedding if extra == 0 => {
+            "; an adapter with tokens of its own needs --lora-extra-vocab-size, with room for those that it adds"
+                .to_owned()
+        }
+        LoraForm::Head | LoraForm::Embedding => {
+            format!(", or up to {} tokens with --lora-extra-vocab-size {extra}", own + extra)
+        }
+    };
+    tensor_error(&tensor.name, format!("shape {:?}, but this model needs {expected:?}{instead}", tensor.shape))
+}
+
+pub(super) fn tensor_error(tensor: &str, reason: String) -> AdapterError {
+    AdapterError::Tensor { tensor: tensor.to_owned(), reason }
 }

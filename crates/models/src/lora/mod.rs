@@ -14,6 +14,7 @@ mod numbers;
 mod parameters;
 mod places;
 mod read;
+mod source;
 mod vocabulary;
 
 use std::ops::Range;

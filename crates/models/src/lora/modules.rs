@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::read::tensor_error;
+use super::error::tensor_error;
 use super::{AdapterError, LoraForm};
 
 /// What PEFT writes before a module's name.

@@ -3,8 +3,9 @@
 //! expert after the other, and each of B's columns is one rank's of one expert, expert by expert.
 
 use super::config::Config;
+use super::error::{misshapen, tensor_error};
 use super::places::{MIXTRAL, is_end, module_of};
-use super::read::{Names, Source, misshapen, tensor_error};
+use super::source::{Names, Source};
 use super::{AdapterError, AdapterLayout, Delta, LoraLayer, Numbers, Projection};
 use crate::weights::{FusedShard, Role, Slice, TensorLocation};
 

@@ -8,33 +8,13 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
+use super::error::{misshapen, tensor_error};
 use super::modules::{Module, is_named, modules};
 use super::parameters::unwrapped;
 use super::places::{Place, Places};
-use super::vocabulary::KnownTokens;
-use super::{
-    Adapter, AdapterError, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection, SavedLayer, Vocabulary,
-};
+use super::source::{Names, Source};
+use super::{Adapter, AdapterError, AdapterLayout, Delta, LoraForm, LoraLayer, Numbers, Projection, SavedLayer};
 use crate::weights::{Role, Slice, Tensor, TensorLocation, Tensors, files_of, widen};
-
-/// A module's two matrices: names of tensors.
-#[derive(Clone, Copy)]
-pub(super) struct Names<'a> {
-    pub module: &'a str,
-    pub is_embedding: bool,
-    pub a: &'a str,
-    pub b: &'a str,
-}
-
-/// What an adapter's folder has.
-#[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
-    pub modules: &'a BTreeMap<String, Module>,
-    pub tensors: Tensors<'a>,
-    pub config: &'a Config,
-    /// Of its embedding and its head.
-    pub known: KnownTokens,
-}
 
 impl AdapterLayout {
     /// Reads the adapter in a folder. Every tensor of it is used, or named by the error. Reads files, and takes as long
@@ -322,25 +302,4 @@ fn widened(values: Vec<f32>, rows: usize, width: usize) -> Vec<f32> {
         to[..columns].copy_from_slice(&values[row * columns..][..columns]);
     }
     wide
-}
-
-/// A tensor of another shape than the model needs, which has one of its vocabulary's size where it is of an embedding
-/// or a head.
-pub(super) fn misshapen(form: LoraForm, tensor: &Tensor<'_>, expected: &[usize], vocab: Vocabulary) -> AdapterError {
-    let Vocabulary { own, extra } = vocab;
-    let instead = match form {
-        LoraForm::Linear => String::new(),
-        LoraForm::Head | LoraForm::Embedding if extra == 0 => {
-            "; an adapter with tokens of its own needs --lora-extra-vocab-size, with room for those that it adds"
-                .to_owned()
-        }
-        LoraForm::Head | LoraForm::Embedding => {
-            format!(", or up to {} tokens with --lora-extra-vocab-size {extra}", own + extra)
-        }
-    };
-    tensor_error(&tensor.name, format!("shape {:?}, but this model needs {expected:?}{instead}", tensor.shape))
-}
-
-pub(super) fn tensor_error(tensor: &str, reason: String) -> AdapterError {
-    AdapterError::Tensor { tensor: tensor.to_owned(), reason }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::error::{misshapen, tensor_error};
 use super::modules::{Module, is_named};
-use super::read::{misshapen, tensor_error};
 use super::{AdapterError, AdapterLayout, LoraForm, Projection, Vocabulary};
 use crate::weights::{Tensor, TensorLocation, Tensors};
 

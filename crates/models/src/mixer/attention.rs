@@ -7,11 +7,12 @@ use kernels::ops::{
 };
 use model_spec::{AttentionSpec, Mask, Position, QkNorm};
 
-use super::{CacheBinding, Mixer, Run};
+use super::{CacheBinding, Mixer};
 use crate::builder::Builder;
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
+use crate::ranks::Run;
 use crate::tp::{Shard, head_rows};
 use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 

@@ -5,11 +5,12 @@ use kernels::ops::{Act, Activation, Cols, Conv, DeltaInput, DeltaRule, Epilogue,
 use model_spec::DeltaSpec;
 
 use super::recurrent::{NOT_YET, StoredVector, decay, taps, vector};
-use super::{CacheBinding, Mixer, Run};
+use super::{CacheBinding, Mixer};
 use crate::builder::Builder;
 use crate::cache::{CacheSpec, states};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
+use crate::ranks::Run;
 use crate::tp::{Shard, head_rows};
 use crate::weights::{LayerParam, ParamKind, Role};
 

@@ -12,11 +12,12 @@ use kernels::ops::{
 };
 use model_spec::{LatentSpec, Position};
 
-use super::{CacheBinding, Mixer, Run};
+use super::{CacheBinding, Mixer};
 use crate::builder::{Builder, LinearPart};
 use crate::cache::{CacheSpec, TokenCache};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::{self, HeadLinear, Linear, Split};
+use crate::ranks::Run;
 use crate::tp::head_rows;
 use crate::weights::{LayerParam, ParamId, Slice};
 

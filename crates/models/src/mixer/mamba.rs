@@ -6,11 +6,12 @@ use kernels::ops::{Act, Activation, Cols, Conv, Epilogue, Scan, ScanInput};
 use model_spec::MambaSpec;
 
 use super::recurrent::{NOT_YET, decay, taps};
-use super::{CacheBinding, Mixer, Run};
+use super::{CacheBinding, Mixer};
 use crate::builder::{Builder, LinearPart};
 use crate::cache::{CacheSpec, states};
 use crate::error::{ForwardError, LoadError};
 use crate::linear::{Linear, Split};
+use crate::ranks::Run;
 use crate::tp::Shard;
 use crate::weights::{LayerParam, ParamId, ParamKind, Role};
 

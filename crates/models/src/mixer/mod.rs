@@ -19,7 +19,7 @@ use crate::builder::Builder;
 use crate::cache::CacheSpec;
 use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
-use crate::ranks::Ranks;
+use crate::ranks::Run;
 use crate::tp::Shard;
 
 /// What mixes tokens, on this rank.
@@ -42,19 +42,6 @@ pub(crate) trait Mixer: Send {
 pub(crate) struct CacheBinding {
     pub kv: Option<KvLayer>,
     pub states: Vec<State>,
-}
-
-/// What a step runs on.
-pub(crate) struct Run<'a> {
-    pub backend: &'a mut dyn Backend,
-    pub ranks: Ranks<'a>,
-}
-
-impl Run<'_> {
-    /// Adds up a buffer over the ranks of the group.
-    pub(crate) fn all_reduce(&mut self, act: Act) -> Result<(), ForwardError> {
-        self.ranks.sum(self.backend, act)
-    }
 }
 
 /// The cache that a layer's mixer needs on a rank.

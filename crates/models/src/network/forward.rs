@@ -11,8 +11,8 @@ use model_spec::{HeadActivation, Residual};
 use super::modules::{ClassesHead, Embedding, Head, Layer, LogitsHead, Modules, Output, ProjectedLinear, WideLogits};
 use crate::activations::{Activations, OutputActivations};
 use crate::error::ForwardError;
-use crate::mixer::Run;
 use crate::ranks::Ranks;
+use crate::ranks::Run;
 
 /// Called with the residual stream after the embedding (0) and after each layer (1, 2, …), `[rows, hidden]`; the last
 /// is normalised.

@@ -23,7 +23,6 @@ use crate::{
     config::Config,
     openai::{params::Limits, refused},
     responses::store,
-    routes,
     server::auth,
 };
 
@@ -38,6 +37,8 @@ const API_KEY: &str = "api_key";
 
 /// A server that a document is of.
 pub struct Serving<'a> {
+    /// All routes that there are.
+    pub routes: &'a [Route],
     /// Its settings.
     pub config: &'a Config,
     /// What bodies are checked against.
@@ -50,7 +51,7 @@ pub struct Serving<'a> {
 pub fn document(serving: &Serving<'_>) -> OpenApi {
     let config = serving.config;
     let is_there = |route: &&Route| route.when.is_here(config) && route.operations.iter().any(|one| serving.has(one));
-    let routes = routes::ROUTES.iter().filter(is_there);
+    let routes = serving.routes.iter().filter(is_there);
     let paths =
         routes.fold(PathsBuilder::new(), |paths, route| paths.path(route.documented_path(), path(route, serving)));
     let root = &config.access.root_path;

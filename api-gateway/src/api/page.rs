@@ -7,7 +7,7 @@ use super::{
     operation::{Answer, Body, Operation, Route},
     shape::Need,
 };
-use crate::{config::Config, error::Fault, routes};
+use crate::{config::Config, error::Fault};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}\
     code{font:13px ui-monospace,monospace}h2{border-top:1px solid #ccc;padding-top:1em}\
@@ -15,15 +15,15 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;marg
     vertical-align:top}.refused{color:#777}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}\
     td,th{border-color:#444}a{color:#8cf}}";
 
-/// The page of a server with these settings.
-pub fn page(config: &Config) -> String {
+/// The page of a server with these settings; `routes`: all that there are.
+pub fn page(config: &Config, routes: &[Route]) -> String {
     let mut out = format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
          <title>Quire API</title><style>{STYLE}</style><h1>Quire {}</h1>\
          <p>The routes of this server. <a href=\"openapi.json\">openapi.json</a> says the same for programs.</p>",
         service_kit::VERSION
     );
-    for route in routes::ROUTES.iter().filter(|route| route.when.is_here(config)) {
+    for route in routes.iter().filter(|route| route.when.is_here(config)) {
         for operation in route.operations {
             write_operation(&mut out, route, operation);
         }

@@ -9,6 +9,7 @@ use axum::{
 };
 use http::StatusCode;
 
+use super::ROUTES;
 use crate::{
     api::{
         openapi::{self, Serving},
@@ -51,14 +52,14 @@ pub const OPENAPI: Route = Route {
 };
 
 async fn html(State(gateway): State<Arc<Gateway>>) -> Html<String> {
-    Html(page::page(&gateway.config))
+    Html(page::page(&gateway.config, &ROUTES))
 }
 
 async fn document(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
     // Before the model is known, all routes are there.
     let purpose =
         gateway.model.pooling().ok().map(|pools| if pools.is_some() { Purpose::Pool } else { Purpose::Generate });
-    let serving = Serving { config: &gateway.config, limits: &gateway.model.described(), purpose };
+    let serving = Serving { routes: &ROUTES, config: &gateway.config, limits: &gateway.model.described(), purpose };
     let json = openapi::document(&serving).to_json();
     let json = json.map_err(|error| ApiError::new(Fault::Internal, error.to_string()))?;
     Ok(json_response(StatusCode::OK, json))

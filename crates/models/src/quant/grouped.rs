@@ -272,7 +272,7 @@ impl<'a> CodeMatrix<'a> {
     }
 }
 
-/// Rows of so many bytes, which `threads` threads fill; each has a closure of its own, which writes a row.
+/// Rows of `row_bytes` bytes, which `threads` threads fill; each has a closure of its own, which writes a row.
 fn by_rows<F: FnMut(usize, &mut [u8])>(
     [rows, row_bytes]: [usize; 2],
     threads: usize,

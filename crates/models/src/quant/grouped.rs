@@ -17,7 +17,7 @@ use super::stored_codes::{CodeRows, Room, StoredCodes};
 use super::{Quantization, decode_slice};
 use crate::error::LoadError;
 use crate::weights::{
-    Chunk, DummyFormat, Fetched, GroupedPart, Made, RandomWeight, Slice, Stored, Tensors, narrow_into, spread,
+    Chunk, DummyFormat, Fetched, GroupedPart, Made, RandomWeight, Slice, Stored, Tensors, narrow_into, spread_rows,
 };
 
 /// A method whose weights are codes in groups of columns.
@@ -189,17 +189,16 @@ impl<'a> CodeMatrix<'a> {
         let row_of = |row: usize| first_row + location.rows.stored(slice.rows.start + row);
         let (rows, format, groups) = (slice.rows.len(), self.format(columns), columns.groups.clone());
         let (code_rows, order) = (self.code_rows(), columns.order.as_deref());
-        let is_one_piece =
-            order.is_none() && slice.cols == (0..self.shape[1]) && (0..rows).all(|row| row_of(row) == row_of(0) + row);
-        let stored = if is_one_piece { code_rows.stored(row_of(0)..row_of(0) + rows) } else { None };
+        let run = slice.one_run().filter(|_| order.is_none());
+        let stored = run.and_then(|run| code_rows.stored(first_row + run.start..first_row + run.end));
         let codes = match stored {
             Some(bytes) => Cow::Borrowed(bytes),
-            None => Cow::Owned(by_rows([rows, format.bits.row_bytes(slice.cols.len())], threads, || {
+            None => Cow::Owned(spread_rows([rows, format.bits.row_bytes(slice.cols.len())], threads, || {
                 let mut room = Room::default();
                 move |row, out: &mut [u8]| code_rows.pack(row_of(row), &slice.cols, order, &mut room, out)
             })),
         };
-        let scales = by_rows([rows, groups.len() * format.scales.size()], threads, || {
+        let scales = spread_rows([rows, groups.len() * format.scales.size()], threads, || {
             let (groups, mut values) = (groups.clone(), Vec::new());
             move |row, out: &mut [u8]| {
                 values.clear();
@@ -210,7 +209,7 @@ impl<'a> CodeMatrix<'a> {
         let (mut zeros, mut row_levels) = (Vec::new(), Vec::new());
         match &self.meaning {
             Meaning::Zeros(zero) => {
-                zeros = by_rows([rows, groups.len()], threads, || {
+                zeros = spread_rows([rows, groups.len()], threads, || {
                     |row, out: &mut [u8]| {
                         out.iter_mut().zip(groups.clone()).for_each(|(out, group)| *out = zero(row_of(row), group));
                     }
@@ -270,20 +269,6 @@ impl<'a> CodeMatrix<'a> {
     fn group_count(&self) -> usize {
         if self.group == ALL_COLUMNS { 1 } else { self.shape[1].div_ceil(self.group) }
     }
-}
-
-/// Rows of `row_bytes` bytes, which `threads` threads fill; each has a closure of its own, which writes a row.
-fn by_rows<F: FnMut(usize, &mut [u8])>(
-    [rows, row_bytes]: [usize; 2],
-    threads: usize,
-    writer: impl Fn() -> F + Sync,
-) -> Vec<u8> {
-    let (mut out, row_bytes) = (vec![0; rows * row_bytes], row_bytes.max(1));
-    spread(&mut out, row_bytes, threads, |first, part| {
-        let mut write = writer();
-        part.chunks_exact_mut(row_bytes).enumerate().for_each(|(row, out)| write(first + row, out));
-    });
-    out
 }
 
 /// The groups of columns in order, and how many columns of the range share one; absent where a group would be cut at

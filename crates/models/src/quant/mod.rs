@@ -37,7 +37,7 @@ use kernels::ops::{ALL_COLUMNS, HostMatrix};
 use model_spec::{ConfigError, ConfigFile};
 
 use crate::error::LoadError;
-use crate::weights::{DummyFormat, Fetched, Made, RandomTensor, RandomWeight, Slice, Stored, Tensors, spread};
+use crate::weights::{DummyFormat, Fetched, Made, RandomTensor, RandomWeight, Slice, Stored, Tensors, spread_rows};
 
 /// Methods by their `quant_method`, sorted.
 const METHODS: &[(&str, Read)] = &[
@@ -105,11 +105,11 @@ fn decode_slice(matrix: &HostMatrix<'_>, slice: &Slice, threads: usize) -> Vec<u
     let upright = slice.upright();
     let (rows, cols) = (upright.rows.clone(), upright.cols.clone());
     let first_row = upright.location.stack.map_or(0, |stack| stack.index * (matrix.rows / stack.count));
-    let mut bytes = vec![0; rows.len() * cols.len() * 4];
-    spread(&mut bytes, cols.len().max(1) * 4, threads, |first, part| {
+    let bytes = spread_rows([rows.len(), cols.len() * 4], threads, || {
+        let (rows, cols, location) = (&rows, &cols, &upright.location);
         let mut values = vec![0.0; matrix.cols];
-        for (row, out) in part.chunks_exact_mut(cols.len().max(1) * 4).enumerate() {
-            let stored = first_row + upright.location.rows.stored(rows.start + first + row);
+        move |row, out: &mut [u8]| {
+            let stored = first_row + location.rows.stored(rows.start + row);
             decode(matrix, stored..stored + 1, &mut values);
             out.as_chunks_mut::<4>().0.iter_mut().zip(&values[cols.clone()]).for_each(|(to, x)| *to = x.to_le_bytes());
         }

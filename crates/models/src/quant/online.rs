@@ -21,7 +21,8 @@ use kernels::ops::{
 };
 
 use super::float4::MX_BLOCK;
-use crate::weights::{Chunk, Fetched, GroupedPart, ScaledPart, spread};
+use super::stored_codes::pack;
+use crate::weights::{Chunk, Fetched, GroupedPart, ScaledPart, spread_rows};
 
 /// Inputs that share a scale of four bits, and outputs and inputs that share one of blocks of eight.
 const GROUP: usize = 128;
@@ -81,19 +82,20 @@ impl Online {
     }
 }
 
-/// Calls `row` with the numbers of each of some rows.
+/// Makes `row_bytes` bytes of the numbers of each row.
 fn each_row(
     source: &HostMatrix<'_>,
-    first: usize,
-    part: &mut [u8],
-    each: usize,
-    row: impl Fn(usize, &[f32], &mut [u8]),
-) {
-    let mut values = vec![0.0; source.cols];
-    for (at, out) in part.chunks_exact_mut(each.max(1)).enumerate() {
-        decode(source, first + at..first + at + 1, &mut values);
-        row(first + at, &values, out);
-    }
+    row_bytes: usize,
+    threads: usize,
+    write: impl Fn(usize, &[f32], &mut [u8]) + Sync,
+) -> Vec<u8> {
+    spread_rows([source.rows, row_bytes], threads, || {
+        let (write, mut values) = (&write, vec![0.0; source.cols]);
+        move |row, out: &mut [u8]| {
+            decode(source, row..row + 1, &mut values);
+            write(row, &values, out);
+        }
+    })
 }
 
 /// The scale with which numbers of at most `largest` become `most` at most; 1 where all are zero, or not finite.
@@ -124,12 +126,9 @@ fn floats(
     let width = wide.min(cols).max(1);
     let groups = cols.div_ceil(width);
     // Of each row's groups, since rows are what threads share.
-    let mut maxima = vec![0; rows * groups * 4];
-    spread(&mut maxima, (groups * 4).max(1), threads, |first, part| {
-        each_row(source, first, part, groups * 4, |_, values, out| {
-            let out = out.as_chunks_mut::<4>().0.iter_mut();
-            values.chunks(width).zip(out).for_each(|(values, out)| *out = largest(values).to_le_bytes());
-        });
+    let maxima = each_row(source, groups * 4, threads, |_, values, out| {
+        let out = out.as_chunks_mut::<4>().0.iter_mut();
+        values.chunks(width).zip(out).for_each(|(values, out)| *out = largest(values).to_le_bytes());
     });
     let maxima: Vec<f32> = maxima.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let high = high.min(rows).max(1);
@@ -139,15 +138,12 @@ fn floats(
     };
     let of_rows = |rows: &[f32]| (0..groups).map(|group| block(rows, group)).collect::<Vec<_>>();
     let scales: Vec<f32> = maxima.chunks((high * groups).max(1)).flat_map(of_rows).collect();
-    let mut codes = vec![0; rows * cols];
-    spread(&mut codes, cols.max(1), threads, |first, part| {
-        each_row(source, first, part, cols, |row, values, out| {
-            let scales = &scales[row / high * groups..];
-            for ((out, values), scale) in out.chunks_mut(width).zip(values.chunks(width)).zip(scales) {
-                let factor = 1.0 / scale;
-                out.iter_mut().zip(values).for_each(|(code, value)| *code = code_of(value * factor));
-            }
-        });
+    let codes = each_row(source, cols, threads, |row, values, out| {
+        let scales = &scales[row / high * groups..];
+        for ((out, values), scale) in out.chunks_mut(width).zip(values.chunks(width)).zip(scales) {
+            let factor = 1.0 / scale;
+            out.iter_mut().zip(values).for_each(|(code, value)| *code = code_of(value * factor));
+        }
     });
     ScaledPart {
         codes: Cow::Owned(codes),
@@ -172,21 +168,15 @@ fn grouped(source: &HostMatrix<'_>, format: GroupedFormat, threads: usize) -> Gr
         CodeBits::Eight => (127.0, -127.0),
     };
     let (size, groups) = (format.scales.size(), format.groups(cols));
-    let mut scales = vec![0; rows * groups * size];
-    spread(&mut scales, (groups * size).max(1), threads, |first, part| {
-        each_row(source, first, part, groups * size, |_, values, out| {
-            for (values, out) in values.chunks(group).zip(out.chunks_exact_mut(size)) {
-                store(scale(largest(values), most), out);
-            }
-        });
+    let scales = each_row(source, groups * size, threads, |_, values, out| {
+        for (values, out) in values.chunks(group).zip(out.chunks_exact_mut(size)) {
+            store(scale(largest(values), most), out);
+        }
     });
-    let row_bytes = format.bits.row_bytes(cols);
-    let mut codes = vec![0; rows * row_bytes];
-    spread(&mut codes, row_bytes.max(1), threads, |first, part| {
-        let mut row_codes = vec![0_u8; cols];
-        let row_codes = std::cell::RefCell::new(&mut row_codes);
-        each_row(source, first, part, row_bytes, |row, values, out| {
-            let mut row_codes = row_codes.borrow_mut();
+    let codes = spread_rows([rows, format.bits.row_bytes(cols)], threads, || {
+        let (scales, mut values, mut row_codes) = (&scales, vec![0.0; cols], vec![0_u8; cols]);
+        move |row, out: &mut [u8]| {
+            decode(source, row..row + 1, &mut values);
             let scales = scales[row * groups * size..][..groups * size].chunks_exact(size);
             for ((codes, values), scale) in row_codes.chunks_mut(group).zip(values.chunks(group)).zip(scales) {
                 let factor = 1.0 / load(scale);
@@ -195,12 +185,8 @@ fn grouped(source: &HostMatrix<'_>, format: GroupedFormat, threads: usize) -> Gr
                     *code = (level + i32::from(format.bits.middle())) as u8;
                 }
             }
-            match format.bits {
-                CodeBits::Eight => out.copy_from_slice(&row_codes),
-                CodeBits::Four => (out.iter_mut().zip(row_codes.chunks(2)))
-                    .for_each(|(out, pair)| *out = pair[0] | pair.get(1).copied().unwrap_or(0) << 4),
-            }
-        });
+            pack(format.bits, &row_codes, out);
+        }
     });
     let codes = Cow::Owned(codes);
     GroupedPart { format, codes, scales, zeros: Vec::new(), row_levels: Vec::new(), columns: Vec::new() }

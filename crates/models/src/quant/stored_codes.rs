@@ -192,8 +192,8 @@ impl<'a> CodeRows<'_, 'a> {
     }
 }
 
-/// Writes codes as devices take them.
-fn pack(bits: CodeBits, codes: &[u8], out: &mut [u8]) {
+/// Writes codes, one a byte, as devices take them.
+pub(super) fn pack(bits: CodeBits, codes: &[u8], out: &mut [u8]) {
     match bits {
         CodeBits::Eight => out.copy_from_slice(codes),
         CodeBits::Four => {

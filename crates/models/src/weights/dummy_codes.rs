@@ -8,7 +8,7 @@ use kernels::ops::{ALL_COLUMNS, CodeBits, GroupedFormat, Levels, WeightFormat, Z
 
 use super::cast::narrow;
 use super::dummy::Dummy;
-use super::{Fetched, GroupedPart, Role, ScaledPart, Slice, Stored, spread};
+use super::{Fetched, GroupedPart, Role, ScaledPart, Slice, Stored, spread, spread_rows};
 
 /// What a method's weights are made up as.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -117,13 +117,9 @@ impl Dummy {
         if let Some(stretch) = all.get(first..first + slice.rows.len() * line).filter(|_| is_whole) {
             return Cow::Borrowed(stretch);
         }
-        let mut out = vec![0; slice.rows.len() * line_bytes];
-        spread(&mut out, line_bytes, self.threads, |first_row, part| {
-            for (row, out) in part.chunks_exact_mut(line_bytes).enumerate() {
-                draw.copy(&all[place(slice.rows.start + first_row + row)..], cols.clone(), out);
-            }
-        });
-        Cow::Owned(out)
+        Cow::Owned(spread_rows([slice.rows.len(), line_bytes], self.threads, || {
+            |row, out: &mut [u8]| draw.copy(&all[place(slice.rows.start + row)..], cols.clone(), out)
+        }))
     }
 }
 

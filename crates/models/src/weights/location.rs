@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::Slice;
-use super::spread::spread;
+use super::spread::spread_rows;
 
 /// A weight inside a stored tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,10 +153,9 @@ impl Slice {
             return Cow::Borrowed(&tensor[rows.start * width..rows.end * width]);
         }
         let row_bytes = self.cols.len() * element;
-        let mut bytes = vec![0; self.rows.len() * row_bytes];
-        spread(&mut bytes, row_bytes.max(1), threads, |first, part| {
-            for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
-                let row = self.location.rows.stored(self.rows.start + first + row);
+        Cow::Owned(spread_rows([self.rows.len(), row_bytes], threads, || {
+            |row, out: &mut [u8]| {
+                let row = self.location.rows.stored(self.rows.start + row);
                 if transposed {
                     self.copy_column(tensor, row, element, out);
                 } else {
@@ -164,8 +163,7 @@ impl Slice {
                     out.copy_from_slice(&tensor[start..start + row_bytes]);
                 }
             }
-        });
-        Cow::Owned(bytes)
+        }))
     }
 
     /// The slice as quantised tensors have it.
@@ -199,7 +197,7 @@ impl Slice {
     }
 
     /// The stored rows that the slice consists of, where it is whole rows in one run.
-    fn one_run(&self) -> Option<Range<usize>> {
+    pub(crate) fn one_run(&self) -> Option<Range<usize>> {
         let mut runs = self.location.rows.runs(self.rows.clone());
         let first = runs.next().unwrap_or(0..0);
         (self.cols.len() == self.width() && runs.next().is_none()).then_some(first)

@@ -33,7 +33,7 @@ pub(crate) use files::{Code, Element, Tensor, Tensors};
 pub(crate) use location::{FusedShard, StackedExpert, TensorLocation};
 pub(crate) use random_tensor::{Content, Made, RandomTensor, RandomWeight, integers};
 pub use save::save_random;
-pub(crate) use spread::spread;
+pub(crate) use spread::{spread, spread_rows};
 pub(crate) use store::{Loader, Measure, Resident, Store};
 pub(crate) use stored::{BlocksPart, Chunk, Decoding, Fetched, GroupedPart, ScaledPart, Stored};
 

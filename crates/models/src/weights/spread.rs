@@ -21,6 +21,21 @@ pub(crate) fn spread(out: &mut [u8], piece: usize, threads: usize, fill: impl Fn
     });
 }
 
+/// Rows of `row_bytes` bytes, which `threads` threads fill; each has a closure of its own, which writes one of
+/// them, zeros before.
+pub(crate) fn spread_rows<F: FnMut(usize, &mut [u8])>(
+    [rows, row_bytes]: [usize; 2],
+    threads: usize,
+    writer: impl Fn() -> F + Sync,
+) -> Vec<u8> {
+    let (mut out, row_bytes) = (vec![0; rows * row_bytes], row_bytes.max(1));
+    spread(&mut out, row_bytes, threads, |first, part| {
+        let mut write = writer();
+        part.chunks_exact_mut(row_bytes).enumerate().for_each(|(row, out)| write(first + row, out));
+    });
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use kernels::ops::{
     WeightFormat,
 };
 
-use super::{cast, spread};
+use super::{cast, spread_rows};
 
 /// How a slice of a weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -149,16 +149,13 @@ impl<'a> Fetched<'a> {
 
 /// All rows of a matrix as numbers.
 fn decode_rows(matrix: &HostMatrix<'_>, how: Decoding) -> Vec<u8> {
-    let row_bytes = how.cols * how.dtype.size();
-    let mut bytes = vec![0; matrix.rows * row_bytes];
-    spread(&mut bytes, row_bytes.max(1), how.threads, |first, part| {
+    spread_rows([matrix.rows, how.cols * how.dtype.size()], how.threads, || {
         let mut values = vec![0.0; how.cols];
-        for (row, out) in part.chunks_exact_mut(row_bytes.max(1)).enumerate() {
-            decode(matrix, first + row..first + row + 1, &mut values);
+        move |row, out: &mut [u8]| {
+            decode(matrix, row..row + 1, &mut values);
             cast::narrow_into(&values, how.dtype, out);
         }
-    });
-    bytes
+    })
 }
 
 #[cfg(test)]

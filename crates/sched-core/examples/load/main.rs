@@ -5,7 +5,8 @@
 //! Loads: `mixed` (512 requests of 64 to 1,024 tokens in and 64 to 512 out, all at once), `clients:N` (requests of
 //! 1,024 in and 256 out, two for each of N clients at least), `long` (64 decodes that a prompt of 65,536 tokens meets).
 //! Settings of the scheduler: `--seqs`, `--batched-tokens`; prompts beside decodes: `--beside-tokens` (0: no bound), or
-//! `--min-tokens`, `--target-us`, `--few-decodes`, `--few-decodes-target-us`, `--tokens-per-decode` and `--max-us`.
+//! `--min-tokens`, `--target-us`, `--few-decodes`, `--few-decodes-target-us`, `--tokens-per-decode`, `--max-us` and
+//! `--slow-max-us`.
 //! `--trace` prints every step: when it begins, its decodes and prompt tokens, and what it takes.
 
 mod costs;

@@ -140,15 +140,18 @@ pub(crate) fn usual(arch: Arch, dtype: DType) -> impl Iterator<Item = Special> {
     })
 }
 
-/// Kernels for products with a group of numbers of 16 bits, for tiles of few rows first.
+/// Kernels for products with a group of numbers of 16 bits, for tiles of few rows first: those that [`expert_matmul`]
+/// prefers.
 pub(crate) fn specials(arch: Arch, group: &Group, keep: Keep) -> Vec<Special> {
     let (dtype, shape) = (group.dtype, [group.n, group.k]);
     if dtype.size() != 2 || group.compute != dtype || !group.k.is_multiple_of(PIECE) {
         return Vec::new();
     }
-    let skinny = |(tiles, rows)| Skinny::of(tiles, rows, shape, keep);
-    let few = [(1, 1), (group.count, 8), (group.count, 16), (group.count, 32)].into_iter().filter_map(skinny);
-    let many = wgmma(arch, dtype, keep).filter(|_| group.maps.is_some());
+    let by_wgmma = arch == HOPPER && group.maps.is_some();
+    let tiles = [(1, 1), (group.count, 8), (group.count, 16), (group.count, 32)];
+    let few = tiles.into_iter().filter(|(_, rows)| !(by_wgmma && Wgmma::of(*rows).is_some()));
+    let few = few.filter_map(|(tiles, rows)| Skinny::of(tiles, rows, shape, keep));
+    let many = wgmma(arch, dtype, keep).filter(|_| by_wgmma);
     let mut all: Vec<Special> = few.map(|skinny| skinny.special(dtype, keep)).chain(many).collect();
     all.dedup();
     all

@@ -7,11 +7,13 @@
 mod error;
 mod gguf;
 mod lfs;
+mod mapped;
 mod pick;
 mod weights;
 
 pub use error::FilesError;
 pub use gguf::{BlockShape, GgmlType, Gguf, TensorInfo, TensorType, Value};
 pub use lfs::is_lfs_pointer;
+pub use mapped::{MappedFile, read_into};
 pub use pick::{Format, Pick, pick};
 pub use weights::{WeightFiles, gguf_of, shards_of};

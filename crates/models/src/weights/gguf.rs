@@ -8,20 +8,18 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use kernels::ops::DType;
-use memmap2::Mmap;
-use model_files::{FilesError, Gguf, TensorInfo, TensorType};
+use model_files::{FilesError, Gguf, MappedFile, TensorInfo, TensorType};
 use model_spec::GgufFamily;
 
 use super::cast;
 use super::files::{Element, Files, Tensor};
-use super::map::map;
 use crate::error::LoadError;
 
 /// One file, or the parts of a split one.
 pub(super) struct GgufFiles {
     family: &'static GgufFamily,
     heads: Heads,
-    parts: Vec<(PathBuf, Mmap)>,
+    parts: Vec<(PathBuf, MappedFile)>,
     tensors: HashMap<String, TensorInfo>,
 }
 
@@ -56,8 +54,8 @@ impl GgufFiles {
     /// Maps the files and reads their headers; the first one's metadata count.
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
         let gguf = Gguf::read_parts(files)?;
-        let parts: Vec<(PathBuf, Mmap)> =
-            files.iter().map(|file| Ok((file.clone(), map(file)?))).collect::<Result<_, LoadError>>()?;
+        let parts: Vec<(PathBuf, MappedFile)> =
+            files.iter().map(|file| Ok((file.clone(), MappedFile::open(file)?))).collect::<Result<_, LoadError>>()?;
         for tensor in gguf.tensors() {
             let (file, map) = &parts[tensor.part];
             // The file may have changed since its header was read.

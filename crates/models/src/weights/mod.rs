@@ -9,7 +9,6 @@ mod dummy_codes;
 mod files;
 mod gguf;
 mod location;
-mod map;
 mod random_tensor;
 mod safetensors;
 mod save;

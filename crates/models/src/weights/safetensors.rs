@@ -7,11 +7,9 @@ use std::path::PathBuf;
 
 use ::safetensors::{Dtype, SafeTensors};
 use kernels::ops::DType;
-use memmap2::Mmap;
-use model_files::FilesError;
+use model_files::{FilesError, MappedFile};
 
 use super::files::{Code, Element, Files, Tensor};
-use super::map::map;
 use crate::error::LoadError;
 
 /// One file, or the shards of a model.
@@ -28,7 +26,7 @@ struct Shard {
 
 /// A file's bytes.
 enum Content {
-    Mapped(Mmap),
+    Mapped(MappedFile),
     /// Of a file that may be overwritten while it is used.
     Read(Vec<u8>),
 }
@@ -57,7 +55,7 @@ impl SafetensorsFiles {
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, LoadError> {
         let mut all = Self::default();
         for path in files {
-            all.add(path.clone(), Content::Mapped(map(path)?))?;
+            all.add(path.clone(), Content::Mapped(MappedFile::open(path)?))?;
         }
         Ok(all)
     }

@@ -253,9 +253,9 @@ pub(crate) fn adapted_specials(facts: Facts, [n, k]: [usize; 2], dtype: DType) -
     configs.map(|config| config.special(dtype, Some(silu)).with("ADAPTED", 1)).collect()
 }
 
-/// Kernels that a first prompt of few rows waits for, since no other does parts of norms: before products whose input
-/// is narrow, and after those whose output is.
-pub(crate) fn first_specials(facts: Facts, w: &Weights) -> Vec<Special> {
+/// Kernels that steps of few rows wait for, since no other does parts of norms: before products whose input is narrow,
+/// and after those whose output is. Those of the fewest rows, which a first prompt has, come first.
+pub(crate) fn normed_specials(facts: Facts, w: &Weights) -> Vec<Special> {
     let (is_small, shape) = (w.rows <= SMALL || w.cols <= SMALL, [w.rows, w.cols]);
     if !is_small || facts.arch != HOPPER || !w.cols.is_multiple_of(CHUNK) || !w.rows.is_multiple_of(2 * GROUP) {
         return Vec::new();
@@ -266,8 +266,9 @@ pub(crate) fn first_specials(facts: Facts, w: &Weights) -> Vec<Special> {
         return Vec::new();
     }
     let function = is_gated.then(|| OutputFunction::gate(Activation::Silu));
-    let config = Config::of(LEAST_ROWS, shape, is_gated, facts.multiprocessors);
-    config.map(|config| config.special(w.dtype, function)).into_iter().collect()
+    let few = ROWS.into_iter().filter(|rows| *rows <= MOST_NORMED_ROWS);
+    let configs = few.filter_map(|rows| Config::of(rows, shape, is_gated, facts.multiprocessors));
+    configs.map(|config| config.special(w.dtype, function)).collect()
 }
 
 /// What is compiled ahead: the products of usual layers, and gates are nearly always SiLU.

@@ -30,7 +30,9 @@ impl CudaBackend {
             if w.packed.is_some() {
                 self.device.order_for(Need::PackedWeights);
             }
-            order(&self.device, for_matrix(&self.device, w));
+            let (first, later) = for_matrix(&self.device, w);
+            order(&self.device, first);
+            later.into_iter().for_each(|special| self.device.order_last(special));
         }
     }
 
@@ -119,17 +121,21 @@ fn order(device: &Device, specials: impl IntoIterator<Item = Special>) {
     }
 }
 
-fn for_matrix(device: &Device, w: &Weights) -> Vec<Special> {
+/// What a first step needs, and what larger ones need.
+fn for_matrix(device: &Device, w: &Weights) -> (Vec<Special>, Vec<Special>) {
     if w.packed.is_some() && w.compute.size() == 2 {
         let few = matmul_packed::specials(w, w.compute).into_iter();
         let some = matmul_packed_wgmma::specials(Facts::of(device), w, w.compute);
         let norms = matmul_packed_wgmma::takes(Facts::of(device), w);
         let norms = norms.then(|| norm_prepared::specials(w.compute, w.cols)).into_iter().flatten();
-        return few.chain(some).chain(codes::specials(Facts::of(device), w, w.compute)).chain(norms).collect();
+        let all = few.chain(some).chain(codes::specials(Facts::of(device), w, w.compute)).chain(norms);
+        return (all.collect(), Vec::new());
     }
     if w.dtype.size() != 2 || w.compute != w.dtype {
-        return Vec::new();
+        return Default::default();
     }
-    let few = matmul_skinny::specials(device.context.arch, [w.rows, w.cols], w.dtype);
-    few.into_iter().chain(matmul_split_k::first_specials(Facts::of(device), w)).collect()
+    let mut first = matmul_skinny::specials(device.context.arch, [w.rows, w.cols], w.dtype);
+    let mut normed = matmul_split_k::normed_specials(Facts::of(device), w).into_iter();
+    first.extend(normed.next());
+    (first, normed.collect())
 }

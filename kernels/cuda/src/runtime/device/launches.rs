@@ -193,6 +193,13 @@ impl Device {
         }
     }
 
+    /// The same once nothing else is to be compiled.
+    pub(crate) fn order_last(&self, special: Special) {
+        if !self.special.contains_key(&special) {
+            self.compile_queue.order_last(Source::of(special));
+        }
+    }
+
     /// Begins to compile what a model with this needs.
     pub(crate) fn order_for(&self, need: Need) {
         let missing = need.sources().filter(|source| !self.modules.contains_key(source.name));

@@ -16,7 +16,7 @@ use memmap2::Mmap;
 use crate::FilesError;
 
 /// Below this a call costs more than the pages, bytes.
-const WORTH_READING: usize = 256 << 10;
+const WORTH_READING: usize = 64 << 10;
 
 /// Live mappings, by the address of their first byte.
 static MAPPINGS: RwLock<BTreeMap<usize, Mapping>> = RwLock::new(BTreeMap::new());

@@ -213,10 +213,28 @@ fn launch(device: &mut Device, product: &Product<'_>, gate: Option<Gate>, rows: 
 
 /// Kernels for products of some rows with a matrix: those of decode steps, and of prompts beside them.
 pub(crate) fn specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
+    let rows = ROWS.into_iter().chain([MOST_ROWS / 4, MOST_ROWS / 2, MOST_ROWS]);
+    specials_for(facts, w, dtype, rows)
+}
+
+/// Those for all other numbers of rows.
+pub(crate) fn later_specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
+    specials_for(facts, w, dtype, row_counts())
+}
+
+/// The most rows of each tile size in each number of tiles that rows are divided into.
+fn row_counts() -> impl Iterator<Item = usize> {
+    const MOST: usize = ROWS[ROWS.len() - 1];
+    (1..=MOST_ROWS / MOST).flat_map(|tiles| {
+        let rows = ROWS.into_iter().map(move |rows| tiles * rows);
+        rows.filter(move |rows| *rows > (tiles - 1) * MOST)
+    })
+}
+
+fn specials_for(facts: Facts, w: &Weights, dtype: DType, rows: impl Iterator<Item = usize>) -> Vec<Special> {
     let Some(packed) = w.packed.as_ref().filter(|_| takes(facts, w)) else { return Vec::new() };
     let inputs = if packed.both_codes().is_some() { Inputs::Codes(dtype) } else { Inputs::Numbers(dtype) };
     let config = |rows| Config::of(rows, [w.rows, w.cols], inputs.cycles(), false, facts.multiprocessors);
-    let rows = ROWS.into_iter().chain([MOST_ROWS / 4, MOST_ROWS / 2, MOST_ROWS]);
     let mut all: Vec<Special> = rows.map(|rows| config(rows).special(packed.kind, inputs, false)).collect();
     all.dedup();
     all
@@ -242,6 +260,15 @@ mod tests {
             assert!(blocks * (config.shared() + KEPT + MARGIN) <= SHARED, "{rows} rows: {config:?}");
             let sums = config.rows * (config.warpgroups * BOX + 4) * size_of::<f32>();
             assert!(sums <= config.depth() * config.rows * CHUNK * 2, "{rows} rows: {config:?}");
+        }
+    }
+
+    #[test]
+    fn all_numbers_of_rows_are_known_ahead() {
+        for shape in SHAPES {
+            let of = |rows| Config::of(rows, shape, DECODING, false, 132);
+            let known: Vec<Config> = row_counts().map(of).collect();
+            assert!((1..=MOST_ROWS).all(|rows| known.contains(&of(rows))), "{shape:?}: {known:?}");
         }
     }
 

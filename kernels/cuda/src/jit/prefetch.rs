@@ -129,7 +129,7 @@ fn for_matrix(device: &Device, w: &Weights) -> (Vec<Special>, Vec<Special>) {
         let norms = matmul_packed_wgmma::takes(Facts::of(device), w);
         let norms = norms.then(|| norm_prepared::specials(w.compute, w.cols)).into_iter().flatten();
         let all = few.chain(some).chain(codes::specials(Facts::of(device), w, w.compute)).chain(norms);
-        return (all.collect(), Vec::new());
+        return (all.collect(), matmul_packed_wgmma::later_specials(Facts::of(device), w, w.compute));
     }
     if w.dtype.size() != 2 || w.compute != w.dtype {
         return Default::default();

@@ -152,11 +152,21 @@ impl Builder<'_> {
         }
     }
 
-    /// The matrix of a linear layer, or of one in a group.
+    /// The matrix of a linear layer.
     pub(crate) fn matrix(&mut self, parts: &[LinearPart], by: MatrixUse) -> Result<Matrix, LoadError> {
-        let slice = |part: &LinearPart| self.matrix_slice(part.id, part.shape, part.rows.clone(), part.cols.clone());
-        let slices: Vec<Slice> = parts.iter().map(slice).collect();
+        let slices = self.slices(parts);
         self.store.matrix(&slices, 0, by)
+    }
+
+    /// The matrices of layers in a group.
+    pub(crate) fn matrices(&mut self, parts: &[Vec<LinearPart>], by: MatrixUse) -> Result<Vec<Matrix>, LoadError> {
+        let stacks: Vec<Vec<Slice>> = parts.iter().map(|parts| self.slices(parts)).collect();
+        self.store.matrices(&stacks, by)
+    }
+
+    fn slices(&self, parts: &[LinearPart]) -> Vec<Slice> {
+        let slice = |part: &LinearPart| self.matrix_slice(part.id, part.shape, part.rows.clone(), part.cols.clone());
+        parts.iter().map(slice).collect()
     }
 
     pub(crate) fn rope(&mut self, position: &Position) -> Option<Rope> {

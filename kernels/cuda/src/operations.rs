@@ -152,6 +152,11 @@ impl Load for CudaBackend {
         Matrix(newest(&self.matrices))
     }
 
+    fn load_stacks(&mut self, stacks: &[Vec<HostMatrix<'_>>], compute: DType) -> Vec<Matrix> {
+        self.device.bind();
+        self.load_reading_ahead(stacks, compute)
+    }
+
     fn held_bytes(&self, matrix: Matrix) -> usize {
         self.matrices[matrix.0 as usize].bytes()
     }

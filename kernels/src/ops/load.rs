@@ -45,6 +45,11 @@ pub trait Load {
     /// format.
     fn load_stack(&mut self, pieces: &[HostMatrix<'_>], compute: DType) -> Matrix;
 
+    /// [`Load::load_stack`] for many matrices, which a device may read together where each is small.
+    fn load_stacks(&mut self, stacks: &[Vec<HostMatrix<'_>>], compute: DType) -> Vec<Matrix> {
+        stacks.iter().map(|pieces| self.load_stack(pieces, compute)).collect()
+    }
+
     /// Bytes that a matrix takes as it lies in memory, with its scales and what pads it.
     fn held_bytes(&self, matrix: Matrix) -> usize;
 

@@ -94,16 +94,15 @@ pub(super) fn build(builder: &mut Builder<'_>, index: usize, spec: &MoeSpec) -> 
         MlpKind::Gated => &[MlpParam::Gate, MlpParam::Up],
         MlpKind::Plain => &[MlpParam::Up],
     };
-    let (mut ups, mut downs) = (Vec::new(), Vec::new());
     let (mut up_parts, mut down_parts) = (Vec::new(), Vec::new());
     for number in 0..experts {
         let part = |piece: &MlpParam| LayerParam::Expert(number, *piece).of(inner, mine.clone());
         let stack: Vec<_> = raising.iter().map(part).collect();
         up_parts.push(builder.row_parts(index, &stack));
         down_parts.push(vec![builder.col_part(index, part(&MlpParam::Down))]);
-        ups.push(builder.matrix(&up_parts[number], MatrixUse::Experts)?);
-        downs.push(builder.matrix(&down_parts[number], MatrixUse::Experts)?);
     }
+    let ups = builder.matrices(&up_parts, MatrixUse::Experts)?;
+    let downs = builder.matrices(&down_parts, MatrixUse::Experts)?;
     let up_bias = match expert.bias.up {
         true => Some(up_bias(builder, index, experts, UpBias { pieces: raising, inner, mine: mine.clone() })?),
         false => None,

@@ -11,7 +11,7 @@ use super::{Slice, TensorLocation};
 use crate::error::LoadError;
 
 /// Weight files of one format.
-pub(crate) trait Files {
+pub(crate) trait Files: Sync {
     /// The tensor that `config.json`'s architecture calls so.
     fn find<'a>(&'a self, name: &str) -> Option<Tensor<'a>>;
     /// Names of all tensors, for messages.

@@ -246,7 +246,7 @@ impl Slice {
 }
 
 /// Something to read weights from.
-pub(crate) trait Weights {
+pub(crate) trait Weights: Sync {
     /// Checks that the slice is there and has the right shape; how it is stored.
     fn check(&self, slice: &Slice) -> Result<Stored, LoadError>;
     /// Fetches the slice, touching nothing else.

@@ -1,6 +1,5 @@
 //! Random weights as a file: a folder that loads like any other, for measuring how long that takes without a download.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -8,6 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use ::safetensors::{Dtype, tensor::Metadata, tensor::TensorInfo};
@@ -38,10 +38,10 @@ const BESIDE: [&str; 5] = ["json", "jinja", "model", "tiktoken", "txt"];
 pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u64, LoadError> {
     let Description { spec, names, quantized } = arch::read(model)?;
     let dummy = Dummy::new(seed, dtype, 1);
-    let census = Census { dtype, tensors: RefCell::default() };
+    let census = Census { dtype, tensors: Mutex::default() };
     network::build(&spec, &names, Shard::new(0, 1)?, 0..spec.layers.len(), &mut Measure::new(&census))?;
     let path = to.join("model.safetensors");
-    let planned = plan(census.tensors.into_inner(), &quantized, dtype, &path)?;
+    let planned = plan(census.tensors.into_inner().unwrap_or_else(PoisonError::into_inner), &quantized, dtype, &path)?;
     copy_beside(model, to)?;
     let written = File::create_new(&path).and_then(|file| write(&file, &planned, &dummy));
     written.map_err(|source| LoadError::Write { file: path, source })
@@ -50,12 +50,13 @@ pub fn save_random(model: &Path, to: &Path, dtype: DType, seed: u64) -> Result<u
 /// All tensors of a model, by name, and a slice of each. What a model alone on its device asks for is noted.
 struct Census {
     dtype: DType,
-    tensors: RefCell<BTreeMap<String, Slice>>,
+    tensors: Mutex<BTreeMap<String, Slice>>,
 }
 
 impl Weights for Census {
     fn check(&self, slice: &Slice) -> Result<Stored, LoadError> {
-        self.tensors.borrow_mut().insert(slice.location.tensor.clone(), slice.clone());
+        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        tensors.insert(slice.location.tensor.clone(), slice.clone());
         Ok(Stored::plain(self.dtype, slice.elements()))
     }
 

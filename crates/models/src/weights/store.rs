@@ -1,6 +1,8 @@
 //! Putting slices together and handing them to a device; and a dry run that finds every fault before a byte is loaded.
 
 use std::borrow::Cow;
+use std::panic::resume_unwind;
+use std::thread;
 
 use kernels::ops::{
     Act, Backend, DType, ExpertRouting, HostMatrix, InputRounding, LoraShape, LoraSite, Matrix, MatrixGroup, MatrixUse,
@@ -19,6 +21,10 @@ use crate::quant::Online;
 pub(crate) trait Store {
     /// A matrix, then `pad_rows` rows of zeros.
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Matrix, LoadError>;
+    /// Matrices, each of one stack.
+    fn matrices(&mut self, stacks: &[Vec<Slice>], by: MatrixUse) -> Result<Vec<Matrix>, LoadError> {
+        stacks.iter().map(|stack| self.matrix(stack, 0, by)).collect()
+    }
     /// A lookup table, then `pad_rows` rows of zeros.
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError>;
     /// The rows of a matrix as a lookup table, without further memory.
@@ -207,10 +213,21 @@ impl<'a> Loader<'a> {
         by: Option<MatrixUse>,
     ) -> Result<Vec<Fetched<'a>>, LoadError> {
         let weights = self.weights;
+        let fetched = stack.iter().map(|slice| weights.fetch(slice)).collect::<Result<_, _>>()?;
+        self.pieces_of(fetched, stack, pad_rows, by)
+    }
+
+    /// The same of what was fetched.
+    fn pieces_of(
+        &mut self,
+        fetched: Vec<Fetched<'a>>,
+        stack: &[Slice],
+        pad_rows: usize,
+        by: Option<MatrixUse>,
+    ) -> Result<Vec<Fetched<'a>>, LoadError> {
         let online = self.online.filter(|online| self.quantizes(*online, stack, by));
         let mut pieces = Vec::with_capacity(stack.len() + 1);
-        for slice in stack {
-            let fetched = weights.fetch(slice)?;
+        for (slice, fetched) in stack.iter().zip(fetched) {
             pieces.push(match (slice.role, online, fetched) {
                 (_, Some(online), Fetched::Plain(chunk)) => online.quantize(&chunk, slice.cols.len(), self.threads),
                 (Role::UnitRows, _, fetched) => Fetched::Plain(unit_rows(fetched, slice.cols.len(), self.threads)),
@@ -331,6 +348,31 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
+    /// How many of these are fetched together, one at least.
+    fn batch(&self, stacks: &[Vec<Slice>]) -> Result<usize, LoadError> {
+        const MOST: u64 = 256 << 20;
+        let (mut count, mut bytes) = (0, 0);
+        for stack in stacks {
+            for slice in stack {
+                bytes += self.weights.check(slice)?.bytes;
+            }
+            if count > 0 && bytes > MOST {
+                break;
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// A matrix that the device makes of random numbers; absent where it must be fetched.
+    fn made_matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Option<Matrix>, LoadError> {
+        let compute = self.compute;
+        if self.online.is_some_and(|online| self.quantizes(online, stack, Some(by))) {
+            return Ok(None);
+        }
+        self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))
+    }
+
     /// Lets the device make a stack of random matrices; absent where they must be fetched.
     fn made<T>(
         &mut self,
@@ -379,6 +421,33 @@ fn unit_rows(stored: Fetched<'_>, width: usize, threads: usize) -> Chunk<'static
     Chunk { dtype: DType::F32, bytes: Cow::Owned(bytes) }
 }
 
+/// The slices of each stack, by several threads.
+fn fetch<'a>(
+    weights: &'a dyn Weights,
+    stacks: &[Vec<Slice>],
+    threads: usize,
+) -> Result<Vec<Vec<Fetched<'a>>>, LoadError> {
+    let share = stacks.len().div_ceil(threads.max(1)).max(1);
+    let fetch = |stack: &Vec<Slice>| stack.iter().map(|slice| weights.fetch(slice)).collect();
+    let parts: Vec<Result<Vec<Vec<Fetched<'a>>>, LoadError>> = thread::scope(|scope| {
+        let part = |stacks: &'_ [Vec<Slice>]| stacks.iter().map(fetch).collect();
+        let readers: Vec<_> = stacks.chunks(share).map(|stacks| scope.spawn(move || part(stacks))).collect();
+        readers.into_iter().map(|reader| reader.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut all = Vec::with_capacity(stacks.len());
+    for part in parts {
+        all.extend(part?);
+    }
+    Ok(all)
+}
+
+/// A stack's pieces, and zeros below.
+fn host_matrices<'a>(pieces: &'a [Fetched<'_>], stack: &[Slice], pad_rows: usize) -> Vec<HostMatrix<'a>> {
+    let (_, cols) = shape(stack, pad_rows);
+    let rows = stack.iter().map(|slice| slice.rows.len()).chain([pad_rows]);
+    pieces.iter().zip(rows).map(|(piece, rows)| piece.piece(rows, cols)).collect()
+}
+
 /// Rows and columns of a stack.
 fn shape(stack: &[Slice], pad_rows: usize) -> (usize, usize) {
     let rows = stack.iter().map(|slice| slice.rows.len()).sum::<usize>();
@@ -387,21 +456,35 @@ fn shape(stack: &[Slice], pad_rows: usize) -> (usize, usize) {
 
 impl Store for Loader<'_> {
     fn matrix(&mut self, stack: &[Slice], pad_rows: usize, by: MatrixUse) -> Result<Matrix, LoadError> {
-        let compute = self.compute;
-        let quantizes = self.online.is_some_and(|online| self.quantizes(online, stack, Some(by)));
-        if !quantizes
-            && let Some(matrix) = self.made(stack, pad_rows, |backend, noise| backend.make_matrix(noise, compute))?
-        {
+        if let Some(matrix) = self.made_matrix(stack, pad_rows, by)? {
             return Ok(matrix);
         }
         let fetched = self.pieces(stack, pad_rows, Some(by))?;
-        let (_, cols) = shape(stack, pad_rows);
-        let rows = stack.iter().map(|slice| slice.rows.len()).chain([pad_rows]);
-        let pieces: Vec<HostMatrix<'_>> =
-            fetched.iter().zip(rows).map(|(piece, rows)| piece.piece(rows, cols)).collect();
-        let matrix = self.backend.load_stack(&pieces, self.compute);
+        let matrix = self.backend.load_stack(&host_matrices(&fetched, stack, pad_rows), self.compute);
         self.resident.bytes += self.backend.held_bytes(matrix) as u64;
         Ok(matrix)
+    }
+
+    /// Several threads fetch them.
+    fn matrices(&mut self, stacks: &[Vec<Slice>], by: MatrixUse) -> Result<Vec<Matrix>, LoadError> {
+        let mut loaded = Vec::with_capacity(stacks.len());
+        while let Some(stack) = stacks.get(loaded.len()) {
+            if let Some(matrix) = self.made_matrix(stack, 0, by)? {
+                loaded.push(matrix);
+                continue;
+            }
+            let batch = &stacks[loaded.len()..][..self.batch(&stacks[loaded.len()..])?];
+            let mut fetched = Vec::with_capacity(batch.len());
+            for (stack, pieces) in batch.iter().zip(fetch(self.weights, batch, self.threads)?) {
+                fetched.push(self.pieces_of(pieces, stack, 0, Some(by))?);
+            }
+            let sources: Vec<_> =
+                fetched.iter().zip(batch).map(|(pieces, stack)| host_matrices(pieces, stack, 0)).collect();
+            let matrices = self.backend.load_stacks(&sources, self.compute);
+            self.resident.bytes += matrices.iter().map(|matrix| self.backend.held_bytes(*matrix) as u64).sum::<u64>();
+            loaded.extend(matrices);
+        }
+        Ok(loaded)
     }
 
     fn table(&mut self, stack: &[Slice], pad_rows: usize) -> Result<Table, LoadError> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod noise;
 pub(crate) mod packed;
+mod read_ahead;
 mod slabs;
 mod staging;
 

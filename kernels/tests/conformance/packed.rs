@@ -25,7 +25,7 @@ fn devices(format: WeightFormat) -> Vec<Box<dyn Backend>> {
 }
 
 /// A matrix with everything that a format may want.
-struct Stored {
+pub(crate) struct Stored {
     format: GroupedFormat,
     cols: usize,
     codes: Vec<u8>,
@@ -35,7 +35,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn new([rows, cols]: [usize; 2], format: GroupedFormat) -> Self {
+    pub(crate) fn new([rows, cols]: [usize; 2], format: GroupedFormat) -> Self {
         let mut random = Random((rows * 13 + cols) as u64);
         let groups = format.groups(cols);
         let codes = (0..rows * format.bits.row_bytes(cols)).map(|_| random.below(256) as u8).collect();
@@ -58,7 +58,7 @@ impl Stored {
     }
 
     /// Some rows of it.
-    fn piece(&self, rows: std::ops::Range<usize>) -> HostMatrix<'_> {
+    pub(crate) fn piece(&self, rows: std::ops::Range<usize>) -> HostMatrix<'_> {
         let (bytes, groups) = (self.format.bits.row_bytes(self.cols), self.format.groups(self.cols));
         let size = groups * self.format.scales.size();
         let zeros = if self.zeros.is_empty() { &[][..] } else { &self.zeros[rows.start * groups..rows.end * groups] };

@@ -1,7 +1,8 @@
 // Attention for sequences with one row in this step where many query heads share a key head (MQA, or GQA with groups of
 // more than 16). As `attention_decode.cu`, which says how the list of tiles is cut; but here query heads are rows of
 // products (S = Q K^T, O = P V), 16 of a warp, and a tile's keys and values are copied to shared memory once for all
-// warps. So the cache is read once for up to 16 * WARPS query heads, where that kernel reads it once for each 16.
+// warps. So the cache is read once for up to 16 * WARPS query heads, where that kernel reads it once for each 16. How
+// parts of a head that several blocks have are added up: `decode_exchange.cuh`.
 //
 // Scores of a row lie in four lanes, and a row's largest score is looked for once for all keys of a tile: a query head
 // takes about half as many instructions a key as there.
@@ -19,12 +20,12 @@
 
 #define TILE 64u
 #define GROUP (16u * WARPS)
-#define BLOCK_TILES (256 / TILE)
-#include "decode_heads.cuh"
+#define BLOCK_TILES 1
+#include "decode_exchange.cuh"
 #include "ring.cuh"
 
-struct DecodeMqa : DecodeHeads {
-    static const u32 THREADS = 32 * WARPS, PARTS = TILE / 16;
+struct DecodeMqa : DecodeExchange {
+    static const u32 PARTS = TILE / 16;
     static const u32 K_ROW = Row<DIM>::BYTES, V_ROW = Row<V_DIM>::BYTES;
     static const u32 STAGE_BYTES = TILE * (K_ROW + V_ROW);
     static const u32 SUM_ROW = V_DIM + 4;
@@ -34,6 +35,8 @@ struct DecodeMqa : DecodeHeads {
     f32* sums;
     f32* heads_m;
     f32* heads_l;
+    // Where the block began, and its last tile.
+    Cursor* ends;
     // Of a sequence's next 32 parts of 16 keys, a part a lane: the row of the cache where its keys of the first head
     // begin. And the tile that these begin with.
     u32 places, placed_sequence, first_placed;
@@ -244,14 +247,17 @@ struct DecodeMqa : DecodeHeads {
         __syncthreads();
     }
 
-    DEVICE void finish(const Cursor& at, bool began, u32 others) {
+    // Ends a block's part of a head: writes the result of one that it has all of, or leaves it.
+    DEVICE void finish(const Cursor& at, bool began, bool ended) const {
         gather();
-        end_head(at, began, others, [&](u32 head, u32 column) {
+        const auto part = [&](u32 head, u32 column) {
             Part part;
             part.most = heads_m[head], part.weight = heads_l[head];
             part.sum = *(const float4*)(sums + head * SUM_ROW + column);
             return part;
-        });
+        };
+        if (began && ended) end_head(at, true, 0, part);
+        else leave_part(at, began, part);
     }
 
     // Lays out shared memory, and counts what there is.
@@ -260,6 +266,7 @@ struct DecodeMqa : DecodeHeads {
         sums = (f32*)(shared + STAGES * STAGE_BYTES);
         heads_m = sums + GROUP * SUM_ROW;
         heads_l = heads_m + GROUP;
+        ends = (Cursor*)(heads_l + GROUP);
         placed_sequence = NOBODY;
         return count();
     }
@@ -289,7 +296,9 @@ struct DecodeMqa : DecodeHeads {
         const u32 begin = cut.first(blockIdx.x), tiles = cut.first(blockIdx.x + 1) - begin;
         Cursor next = list.seek(begin, mine), at = next;
         launch_dependents();
-        bool began = at.tile == at.first_tile;
+        const bool begins = at.tile == at.first_tile;
+        bool began = begins;
+        if (threadIdx.x == 0) ends[0] = at;
         clear();
         fetch_first(next, tiles);
         wait_for_inputs();
@@ -305,23 +314,28 @@ struct DecodeMqa : DecodeHeads {
             }
             copy_commit();
             use(at, stage);
-            if (turn + 1 == tiles) break;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
-            const Cursor used = at;
+            const bool ended = at.tile + 1 == at.end_tile, last = turn + 1 == tiles;
+            if (last && threadIdx.x == 0) ends[1] = at;
+            if (ended || last) finish(at, began, ended);
+            if (last) break;
             list.advance(at);
-            if (used.tile + 1 < used.end_tile) continue;
-            finish(used, began, 0);
+            if (!ended) continue;
             load_queries(at);
             clear();
             began = true;
         }
-        finish(at, began, began ? others(cut, at) : 0);
+        // Only now, when all that others wait for is there: the head that another block began, and the one that others
+        // end.
+        const bool leaves = began && at.tile + 1 < at.end_tile;
+#pragma unroll 1
+        for (u32 i = begins; i < 1 + leaves; i++) add_up(ends[i], cut, sums);
     }
 };
 
 extern __shared__ __align__(128) char dynamic_shared[];
 
-// Grid: as many blocks as run at once; with as many slots in `scratch`.
+// Grid: as many blocks as run at once; with two slots each in `scratch`.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attention_decode_mqa(
     TYPE* out, const TYPE* qkv, const Cached* keys, const Cached* values, f32* scratch, const Batch batch,
     const Attention attention, const Shares shares) {

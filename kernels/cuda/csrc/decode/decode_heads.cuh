@@ -37,7 +37,7 @@ struct DecodeHeads {
     const T* qkv;
     const Cached* keys;
     const Cached* values;
-    // [blocks][Left::SIZE]
+    // What blocks leave each other of heads.
     f32* scratch;
     Attention attention;
     Shares shares;

@@ -1,5 +1,5 @@
-// Parts of a head that blocks of `attention_decode.cu` leave each other in memory. Every number says itself whether it
-// is there: until then it is EMPTY. So no block counts or orders anything, which would cost a way to memory and back
+// Parts of a head that blocks of decode attention leave each other in memory. Every number says itself whether it is
+// there: until then it is EMPTY. So no block counts or orders anything, which would cost a way to memory and back
 // for the writes, and another for the count.
 #pragma once
 #include "quire.cuh"
@@ -13,6 +13,9 @@ DEVICE f32 full(f32 x) { return is_empty(x) ? __uint_as_float(0x7fffffffu) : x; 
 DEVICE void leave(f32* to, f32 x) {
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(full(x)) : "memory");
 }
+DEVICE void leave(f32* to, const float2& x) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(full(x.x)), "f"(full(x.y)) : "memory");
+}
 DEVICE void leave(f32* to, const float4& x) {
     asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(to), "f"(full(x.x)), "f"(full(x.y)), "f"(full(x.z)), "f"(full(x.w))
@@ -21,6 +24,11 @@ DEVICE void leave(f32* to, const float4& x) {
 DEVICE f32 peek(const f32* from) {
     f32 x;
     asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+    return x;
+}
+DEVICE float2 peek_two(const f32* from) {
+    float2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
     return x;
 }
 DEVICE float4 peek_four(const f32* from) {

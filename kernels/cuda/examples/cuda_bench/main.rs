@@ -64,7 +64,7 @@ impl Model {
     }
 }
 
-const MODELS: [Model; 10] = [
+const MODELS: [Model; 11] = [
     Model::new("Llama-8B", 4096, [32, 8, 128], 14336),
     Model::new("Qwen3-0.6B", 1024, [16, 8, 128], 3072),
     Model::new("Phi-3-mini", 3072, [32, 32, 96], 8192),
@@ -72,6 +72,8 @@ const MODELS: [Model; 10] = [
     Model { soft_cap: Some(50.0), ..Model::new("Gemma-2-9B", 3584, [16, 8, 256], 14336) },
     Model { alibi: true, ..Model::new("BLOOM-7B", 4096, [32, 32, 128], 16384) },
     Model { parallel: true, ..Model::new("Falcon-7B", 4544, [71, 1, 64], 18176) },
+    // A rank of eight.
+    Model { parallel: true, ..Model::new("Falcon-180B", 14848, [29, 1, 64], 7424) },
     Model { parallel: true, biased: true, ..Model::new("GPT-NeoX-20B", 6144, [64, 64, 96], 24576) },
     Model::new("StarCoder-15B", 6144, [48, 1, 128], 24576),
     Model::new("StableLM-2-12B", 5120, [32, 8, 160], 13824),

@@ -1,7 +1,7 @@
 //! A layer whose attention and MLP, which has no gate, are parallel branches: its operations one by one, and all of it
 //! as a model has them.
 
-use super::{Bench, MOST_ROWS, Model, ROTATION, Work};
+use super::{Bench, LEADS, MOST_ROWS, Model, ROTATION, Work};
 use kernels::ops::*;
 use kernels_cuda::CudaBackend;
 
@@ -186,7 +186,7 @@ impl Bench {
         let steps = [1, 2, 4, 8, 32].into_iter().flat_map(|rows| lengths.map(|length| (rows, length)));
         for (rows, length) in steps.chain([(64, 256), (64, 4096), (256, 256)]) {
             self.begin(&vec![(length - 1, 1); rows]);
-            let seconds = self.time(0, |backend, i| {
+            let seconds = self.time(LEADS, |backend, i| {
                 backend.attention(qkv, attention, caches[i % caches.len()], None, out);
             });
             let tokens = rows * length;

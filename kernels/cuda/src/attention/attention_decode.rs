@@ -17,12 +17,12 @@ const KEYS: usize = 16;
 const TILE_HEADS: usize = 8;
 const MOST_TILES: usize = 2;
 /// Sequences from which on more query heads of a key head are taken at once. With fewer, what several blocks leave of a
-/// head is too much for the one that began it.
+/// head takes longer in short contexts than keys do that are read more than once.
 const MQA_SEQUENCES: usize = 32;
 /// Blocks of the grid at most, on any device.
 const MOST_BLOCKS: usize = 4 * 256;
 /// Numbers that all blocks of a launch may leave each other.
-const SCRATCH: usize = MOST_BLOCKS * MOST_TILES * TILE_HEADS * (256 + 2);
+const SCRATCH: usize = 6 << 20;
 /// Tokens of a cache's block at most: where a position lies is found by a product instead of a quotient.
 const MOST_TOKENS: u32 = 1 << 11;
 
@@ -84,6 +84,8 @@ pub(crate) struct Form {
     pub(crate) blocks: usize,
     /// Query heads of a key head that a block takes at once, at most.
     pub(crate) heads: usize,
+    /// Numbers that a block may leave others.
+    pub(crate) leaves: usize,
 }
 
 impl Form {
@@ -96,6 +98,7 @@ impl Form {
             threads: 32 * ring.warps,
             blocks: most_blocks(types.cache, dims, tiles, ring),
             heads: TILE_HEADS * MOST_TILES,
+            leaves: TILE_HEADS * tiles * (dims.v_dim + 2),
         }
     }
 
@@ -155,7 +158,7 @@ fn tiles(group: usize) -> usize {
     group.div_ceil(TILE_HEADS).min(MOST_TILES)
 }
 
-/// What each block leaves of the head that another one began. All bits are set where nothing is.
+/// What blocks leave each other of heads that several have parts of. All bits are set where nothing is.
 #[derive(Debug)]
 pub(crate) struct Scratch(Memory);
 
@@ -216,7 +219,7 @@ impl Plan {
         let multiprocessors = context.multiprocessors;
         // A block has 1 KiB beside what it asks for.
         let fit = context.shared_of_multiprocessor / (form.shared + 1024);
-        let most = (SCRATCH / (form.heads * (layer.v_dim as usize + 2))).min(MOST_BLOCKS);
+        let most = (SCRATCH / form.leaves).min(MOST_BLOCKS);
         let blocks = (multiprocessors * fit.min(form.blocks)).min(most);
         let fits = form.shared <= context.shared_of_block && layer.block_size <= MOST_TOKENS;
         let number = |number: usize| number as u32;
@@ -303,6 +306,41 @@ mod tests {
                         let shared = ring.shared(cache, HeadDims::same(dim), TILE_HEADS * tiles);
                         assert!(shared <= 227 << 10, "{shared} bytes for heads of {dim} {cache:?} with {ring:?}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_of_many_query_heads_on_a_key_head_have_their_own_kernel() {
+        const HOPPER: usize = 227 << 10;
+        let types = AttentionTypes { rows: DType::Bf16, cache: DType::Bf16.into() };
+        let files = |q, kv, dim, has| -> Vec<_> {
+            let specials = specials(types, Heads { q, kv, dim, v_dim: dim }, has);
+            specials.into_iter().map(|special| special.file).collect()
+        };
+        let all = ["attention_decode", "attention_decode", "attention_decode_mqa"];
+        for (q, kv, dim) in [(71, 1, 64), (142, 2, 64), (29, 1, 64), (48, 1, 128)] {
+            assert_eq!(files(q, kv, dim, HOPPER), all, "{q} on {kv} of {dim}");
+        }
+        for (q, kv, dim) in [(16, 1, 64), (32, 8, 128)] {
+            assert_eq!(files(q, kv, dim, HOPPER), ["attention_decode"; 2], "{q} on {kv} of {dim}");
+        }
+        assert_eq!(files(48, 1, 256, HOPPER), ["attention_decode"], "too wide");
+        assert_eq!(files(71, 1, 64, 64 << 10), ["attention_decode"; 2], "too little shared memory");
+    }
+
+    #[test]
+    fn as_many_blocks_as_run_at_once_have_room_for_what_they_leave() {
+        const MULTIPROCESSORS: usize = 132;
+        for cache in [KvDType::Float(DType::Bf16), KvDType::E4m3] {
+            let types = AttentionTypes { rows: DType::Bf16, cache };
+            for (dim, group) in [(64, 8), (64, 20), (64, 71), (64, 80), (128, 16), (128, 20), (128, 48), (128, 64)] {
+                let dims = HeadDims::same(dim);
+                let rings = Ring::of(cache, dims).map(|ring| Form::with_ring(types, dims, group, ring));
+                for form in rings.into_iter().chain(Form::mqa(types, dims, group, 227 << 10)) {
+                    let all = MULTIPROCESSORS * form.blocks;
+                    assert!(all <= MOST_BLOCKS && all * form.leaves <= SCRATCH, "{group} of {dim}: {form:?}");
                 }
             }
         }

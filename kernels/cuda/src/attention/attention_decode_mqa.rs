@@ -5,41 +5,48 @@ use crate::attention::layer::{AttentionTypes, HeadDims, narrow};
 use crate::jit::specialization::Special;
 use kernels::ops::KvDType;
 
-/// Query heads of a warp, which are the rows of a matrix operand, and most warps of a block.
+/// Query heads of a warp, which are the rows of a matrix operand.
 const WARP_HEADS: usize = 16;
-const MOST_WARPS: usize = 5;
-/// Warps of a multiprocessor that registers suffice for, and its shared memory on Hopper.
-const MULTIPROCESSOR_WARPS: usize = 12;
+/// Elements of a key and a value up to which heads are narrow: what there is room for depends on that.
+const NARROW: usize = 128;
+/// Shared memory of a multiprocessor on Hopper.
 const SHARED: usize = 228 << 10;
-/// Keys of a tile, and stages of a block's ring in shared memory.
+/// Keys of a tile.
 const TILE: usize = 64;
-const STAGES: usize = 3;
+/// Columns of a query head that a block adds up at least, each with two other numbers: `PIECE` of the kernel.
+const PIECE: usize = 16;
 
 /// A block for some query heads of a key head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mqa {
     warps: usize,
+    /// Of its ring in shared memory.
+    stages: usize,
     /// Blocks of a multiprocessor: what registers and shared memory suffice for.
     blocks: usize,
 }
 
 impl Mqa {
-    /// For groups of query heads of a key head; none for those that `attention_decode.cu` reads keys once or twice for,
-    /// and for wide heads, of which 16 a warp take longer in short contexts.
+    /// For groups of query heads of a key head; none for those that one operand of `attention_decode.cu` holds, and for
+    /// heads so wide that a warp's sums of 16 of them leave too few registers.
     pub(crate) fn of(cache: KvDType, dims: HeadDims, group: usize) -> Option<Self> {
-        if group <= 2 * WARP_HEADS || dims.dim + dims.v_dim > 128 {
+        let width = dims.dim + dims.v_dim;
+        if group <= WARP_HEADS || width > 256 {
             return None;
         }
-        let warps = group.div_ceil(group.div_ceil(WARP_HEADS * MOST_WARPS)).div_ceil(WARP_HEADS);
-        let mqa = Self { warps, blocks: 1 };
-        let blocks = (SHARED / (mqa.shared(cache, dims) + 1024)).min(MULTIPROCESSOR_WARPS / warps);
+        // Of a block at most, and of a multiprocessor, which registers suffice for.
+        let (most_warps, all_warps, stages) = if width <= NARROW { (5, 12, 3) } else { (4, 8, 2) };
+        let warps = group.div_ceil(group.div_ceil(WARP_HEADS * most_warps)).div_ceil(WARP_HEADS);
+        let mqa = Self { warps, stages, blocks: 1 };
+        let blocks = (SHARED / (mqa.shared(cache, dims) + 1024)).min(all_warps / warps);
         Some(Self { blocks, ..mqa })
     }
 
     /// Shared memory of a block; as `DecodeMqa::set` of the kernel lays it out.
     fn shared(self, cache: KvDType, HeadDims { dim, v_dim }: HeadDims) -> usize {
+        const CURSORS: usize = 2 * 10 * size_of::<u32>();
         let stage = TILE * (row_bytes(cache, dim) + row_bytes(cache, v_dim));
-        STAGES * stage + self.heads() * (v_dim + 6) * size_of::<f32>()
+        self.stages * stage + self.heads() * (v_dim + 6) * size_of::<f32>() + CURSORS
     }
 
     /// Query heads of a key head that a block takes at once.
@@ -50,14 +57,15 @@ impl Mqa {
     /// The kernel, and what a launch must know of it.
     pub(crate) fn form(self, types: AttentionTypes, dims: HeadDims) -> Form {
         let HeadDims { dim, v_dim } = dims;
-        let Self { warps, blocks } = self;
-        let sizes = [("DIM", dim), ("V_DIM", v_dim), ("WARPS", warps), ("STAGES", STAGES), ("BLOCKS", blocks)];
+        let Self { warps, stages, blocks } = self;
+        let sizes = [("DIM", dim), ("V_DIM", v_dim), ("WARPS", warps), ("STAGES", stages), ("BLOCKS", blocks)];
         Form {
             special: Special::new("attention_decode_mqa", types.rows, &[&sizes, narrow(types.cache)].concat()),
             shared: self.shared(types.cache, dims),
             threads: 32 * warps,
             blocks,
             heads: self.heads(),
+            leaves: 2 * self.heads() * (v_dim + v_dim.div_ceil(PIECE) * 2),
         }
     }
 }
@@ -70,8 +78,8 @@ mod tests {
     #[test]
     fn blocks_of_a_multiprocessor_have_shared_memory() {
         for cache in [KvDType::Float(DType::Bf16), KvDType::E4m3] {
-            for dim in [16, 32, 48, 64] {
-                for group in [33, 48, 64, 71, 80, 96, 128, 300] {
+            for dim in [16, 64, 80, 96, 112, 128] {
+                for group in [17, 29, 48, 64, 71, 80, 96, 128, 300] {
                     let dims = HeadDims::same(dim);
                     let mqa = Mqa::of(cache, dims, group).unwrap();
                     let all = mqa.blocks * (mqa.shared(cache, dims) + 1024);
@@ -84,14 +92,14 @@ mod tests {
     #[test]
     fn all_query_heads_of_a_key_head_are_in_a_block_up_to_80() {
         let heads = |group| Mqa::of(DType::Bf16.into(), HeadDims::same(64), group).map(Mqa::heads);
-        let groups = [1, 16, 32, 33, 48, 71, 80, 81, 128, 160, 161];
-        let wanted = [0, 0, 0, 48, 48, 80, 80, 48, 64, 80, 64].map(|heads| Some(heads).filter(|heads| *heads > 0));
+        let groups = [1, 16, 17, 48, 71, 80, 81, 128, 160, 161];
+        let wanted = [0, 0, 32, 48, 80, 80, 48, 64, 80, 64].map(|heads| Some(heads).filter(|heads| *heads > 0));
         assert_eq!(groups.map(heads), wanted);
     }
 
     #[test]
     fn wide_heads_stay_where_they_are() {
-        assert_eq!(Mqa::of(DType::Bf16.into(), HeadDims::same(80), 48), None);
+        assert_eq!(Mqa::of(DType::Bf16.into(), HeadDims::same(256), 48), None);
         assert_eq!(Mqa::of(KvDType::E4m3, HeadDims { dim: 192, v_dim: 128 }, 48), None);
     }
 }

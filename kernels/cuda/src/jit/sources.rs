@@ -243,6 +243,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("cached.cuh", include_str!("../../csrc/attention/cached.cuh")),
     ("cascade.cuh", include_str!("../../csrc/attention/cascade.cuh")),
     ("decode.cuh", include_str!("../../csrc/decode/decode.cuh")),
+    ("decode_exchange.cuh", include_str!("../../csrc/decode/decode_exchange.cuh")),
     ("decode_heads.cuh", include_str!("../../csrc/decode/decode_heads.cuh")),
     ("decode_parts.cuh", include_str!("../../csrc/decode/decode_parts.cuh")),
     ("delta_chunks.cuh", include_str!("../../csrc/recurrent/delta_chunks.cuh")),

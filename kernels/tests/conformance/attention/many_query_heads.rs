@@ -1,5 +1,5 @@
-//! Single rows of layers where many query heads share a key head (MQA, and GQA with large groups), of which a device
-//! may take more at a time where there are many sequences.
+//! Single rows of layers where many query heads share a key head (MQA, and GQA with large groups), which a device may
+//! take more of at a time than of others.
 
 use super::cascade::{cascading, over_one_prefix};
 use super::{Case, Extras, Part, Random, check_case, check_sharing, with_attention_kernels};
@@ -29,10 +29,10 @@ const TYPES: [(KvDType, DType); 4] = [
 fn groups_of_any_size() {
     let mut backends = with_attention_kernels();
     let (few, many) = (rows_after([0, 1, 63, 64, 300]), many_after(&[127, 63, 64, 300]));
-    let groups = [(48, 1), (64, 1), (71, 1), (81, 1), (96, 2), (17, 1)];
+    let groups = [(48, 1), (64, 1), (71, 1), (81, 1), (96, 2), (17, 1), (58, 2), (130, 1)];
     for (index, (q, kv)) in groups.into_iter().enumerate() {
         let (dtype, acts) = TYPES[index % TYPES.len()];
-        for (dim, parts) in [(64, &many), (128, &few)].into_iter().take(1 + index % 2) {
+        for (dim, parts) in [[(64, &many), (128, &few)], [(64, &few), (128, &many)]][index % 2] {
             let (heads, extras) = (Heads { q, kv, dim, v_dim: dim }, &Extras::default());
             check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts, parts, extras });
         }
@@ -43,12 +43,15 @@ fn groups_of_any_size() {
 fn heads_of_any_width() {
     let mut backends = with_attention_kernels();
     let (few, many) = (rows_after([130, 0, 47]), many_after(&[130, 47]));
-    for (index, (dim, v_dim)) in [(16, 16), (32, 32), (48, 64), (64, 48), (96, 96), (256, 256)].into_iter().enumerate()
+    for (index, (dim, v_dim)) in
+        [(16, 16), (32, 32), (48, 64), (64, 48), (96, 96), (256, 256), (128, 64), (80, 80), (112, 112)]
+            .into_iter()
+            .enumerate()
     {
         for (dtype, acts) in [TYPES[index % 2], TYPES[2 + index % 2]] {
             let heads = Heads { q: [48, 35][index % 2], kv: 1, dim, v_dim };
             let (block_size, extras) = ([16, 64][index / 2 % 2], &Extras::default());
-            let parts = if dim <= 64 { &many } else { &few };
+            let parts = if index % 2 == 0 { &many } else { &few };
             check_case(&mut backends, &Case { heads, block_size, dtype, acts, parts, extras });
         }
     }
@@ -58,14 +61,30 @@ fn heads_of_any_width() {
 #[test]
 fn long_and_short_contexts() {
     let mut backends = with_attention_kernels();
-    let heads = |q, kv| Heads { q, kv, dim: 64, v_dim: 64 };
+    let heads = |q, kv, dim| Heads { q, kv, dim, v_dim: dim };
     for (heads, parts, (dtype, acts)) in [
-        (heads(71, 1), rows_after([3001]), TYPES[0]),
-        (heads(71, 1), many_after(&[1700, 5, 999, 0, 640]), TYPES[0]),
-        (heads(80, 2), many_after(&[1333, 1333]), TYPES[3]),
+        (heads(71, 1, 64), rows_after([3001]), TYPES[0]),
+        (heads(71, 1, 64), rows_after([1300, 5, 999, 64, 0, 513, 129]), TYPES[3]),
+        (heads(71, 1, 64), many_after(&[1700, 5, 999, 0, 640]), TYPES[0]),
+        (heads(80, 2, 64), many_after(&[1333, 1333]), TYPES[3]),
+        (heads(80, 2, 64), rows_after([200; 32]), TYPES[0]),
+        (heads(48, 1, 128), many_after(&[1700, 5, 0, 640]), TYPES[1]),
+        (heads(20, 1, 16), many_after(&[9001]), TYPES[2]),
+        (heads(71, 1, 64), many_after(&[3001]), TYPES[0]),
     ] {
         let (parts, extras) = (&parts, &Extras::default());
         check_case(&mut backends, &Case { heads, block_size: 32, dtype, acts, parts, extras });
+    }
+}
+
+/// What blocks leave each other in one step is gone in the next, which cuts the keys otherwise.
+#[test]
+fn steps_after_each_other() {
+    let mut backends = with_attention_kernels();
+    let heads = Heads { q: 71, kv: 1, dim: 64, v_dim: 64 };
+    for starts in [&[1501][..], &[700, 1000], &[1, 999, 500], &[1501]] {
+        let (parts, (dtype, acts)) = (&many_after(starts), TYPES[0]);
+        check_case(&mut backends, &Case { heads, block_size: 16, dtype, acts, parts, extras: &Extras::default() });
     }
 }
 

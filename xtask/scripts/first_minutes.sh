@@ -4,9 +4,11 @@
 #
 #   xtask/scripts/first_minutes.sh [QUIRE]        QUIRE: the program [default: target/release/quire]
 #   MODEL=… LOADS="16:1000:128:64 …" CACHE=… ROUNDS="empty filled vllm" PYTHON=… xtask/scripts/first_minutes.sh
+#   SHAPE=qwen3-32b FLAGS="--tensor-parallel-size 2" ROUNDS="filled sglang" … xtask/scripts/first_minutes.sh
 #
 # A load is clients:input:output:prompts[:prefix], lengths in tokens; all prompts begin with the same prefix. CACHE keeps
-# the kernel cache. The round vllm puts the same loads on `vllm serve`, of PYTHON.
+# the kernel cache. The rounds vllm and sglang put the same loads on these servers, of PYTHON. Without MODEL it is a shape
+# of tests/fixtures/shapes with random weights. All servers get FLAGS.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 quire=${1:-target/release/quire}
@@ -22,17 +24,19 @@ flags=()
 if [ -z "$model" ]; then
     model=$folder/model
     mkdir "$model"
-    cp tests/fixtures/shapes/llama-8b/config.json "$model"
+    cp "tests/fixtures/shapes/${SHAPE:-llama-8b}/config.json" "$model"
     # The shape has no tokenizer.
     python3 xtask/scripts/byte_tokenizer.py "$model"
     flags=(--load-format dummy --dtype bfloat16)
 fi
+read -ra more <<< "${FLAGS:-}"
 
 serve() {
-    local flags=("$model" "${flags[@]}" --port "$port" --host 127.0.0.1 --disable-uvicorn-access-log)
+    local flags=("${flags[@]}" --port "$port" --host 127.0.0.1 "${more[@]}")
     case $1 in
-        vllm) exec "${PYTHON:-python3}" -m vllm.entrypoints.cli.main serve "${flags[@]}" ;;
-        *) QUIRE_KERNEL_CACHE=$cache exec "$quire" serve "${flags[@]}" ;;
+        vllm) exec "${PYTHON:-python3}" -m vllm.entrypoints.cli.main serve "$model" "${flags[@]}" --disable-uvicorn-access-log ;;
+        sglang) exec "${PYTHON:-python3}" -m sglang.launch_server --model-path "$model" "${flags[@]}" --log-level warning ;;
+        *) QUIRE_KERNEL_CACHE=$cache exec "$quire" serve "$model" "${flags[@]}" --disable-uvicorn-access-log ;;
     esac
 }
 

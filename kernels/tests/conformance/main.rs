@@ -7,7 +7,6 @@ mod gpu;
 mod integers;
 mod invariance;
 mod latent;
-mod loading;
 mod lora;
 mod many;
 mod matmul;

@@ -3,6 +3,7 @@
 
 pub(crate) mod blocks;
 mod experts;
+mod loading;
 mod prepared;
 
 use super::rounded::step;
@@ -25,7 +26,7 @@ fn devices(format: WeightFormat) -> Vec<Box<dyn Backend>> {
 }
 
 /// A matrix with everything that a format may want.
-pub(crate) struct Stored {
+struct Stored {
     format: GroupedFormat,
     cols: usize,
     codes: Vec<u8>,
@@ -35,7 +36,7 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    pub(crate) fn new([rows, cols]: [usize; 2], format: GroupedFormat) -> Self {
+    fn new([rows, cols]: [usize; 2], format: GroupedFormat) -> Self {
         let mut random = Random((rows * 13 + cols) as u64);
         let groups = format.groups(cols);
         let codes = (0..rows * format.bits.row_bytes(cols)).map(|_| random.below(256) as u8).collect();
@@ -58,7 +59,7 @@ impl Stored {
     }
 
     /// Some rows of it.
-    pub(crate) fn piece(&self, rows: std::ops::Range<usize>) -> HostMatrix<'_> {
+    fn piece(&self, rows: std::ops::Range<usize>) -> HostMatrix<'_> {
         let (bytes, groups) = (self.format.bits.row_bytes(self.cols), self.format.groups(self.cols));
         let size = groups * self.format.scales.size();
         let zeros = if self.zeros.is_empty() { &[][..] } else { &self.zeros[rows.start * groups..rows.end * groups] };

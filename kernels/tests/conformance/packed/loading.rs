@@ -1,11 +1,11 @@
 //! Matrices that are loaded together, as the experts of a layer are, against the same loaded one by one.
 
-use super::packed::Stored;
-use super::{Random, backends, check_same, encode, filled, host, poisoned};
+use super::{FORMAT, Stored};
+use crate::{Random, backends, check_same, encode, filled, host, poisoned};
 use kernels::e4m3;
 use kernels::ops::{
-    Backend, CodeBits, ColumnOrder, DType, Encoding, Epilogue, GroupedFormat, HostMatrix, InputRounding, Levels,
-    Matrix, MatrixUse, ScaledCodes, Zeros,
+    Backend, DType, Encoding, Epilogue, GroupedFormat, HostMatrix, InputRounding, Levels, Matrix, MatrixUse,
+    ScaledCodes, Zeros,
 };
 
 /// Columns of all of them.
@@ -31,14 +31,7 @@ fn matrices_loaded_together_are_those_loaded_alone() {
     let plain = |rows: std::ops::Range<usize>| {
         host(DType::Bf16, rows.len(), COLS, &numbers[rows.start * COLS * 2..rows.end * COLS * 2])
     };
-    let format = GroupedFormat {
-        bits: CodeBits::Four,
-        group: 128,
-        scales: DType::F16,
-        levels: Levels::Integers(Zeros::Stored),
-        order: ColumnOrder::InOrder,
-        input: InputRounding::None,
-    };
+    let format = GroupedFormat { levels: Levels::Integers(Zeros::Stored), ..FORMAT };
     let grouped: Vec<Stored> = (0..6).map(|number| Stored::new([1500 + number, COLS], format)).collect();
     let codes: Vec<u8> = random.values(1800 * COLS).into_iter().map(|value| e4m3::encode(value * 100.0)).collect();
     let scales: Vec<f32> = random.values(1800).into_iter().map(|value| (value.abs() + 0.1) / 300.0).collect();

@@ -7,13 +7,14 @@
 #   SHAPE=qwen3-32b FLAGS="--tensor-parallel-size 2" ROUNDS="filled sglang" … xtask/scripts/first_minutes.sh
 #
 # A load is clients:input:output:prompts[:prefix], lengths in tokens; all prompts begin with the same prefix. CACHE keeps
-# the kernel cache. The rounds vllm and sglang put the same loads on these servers, of PYTHON. Without MODEL it is a shape
-# of tests/fixtures/shapes with random weights. All servers get FLAGS.
+# the kernel cache. The rounds vllm and sglang put the same loads on these servers, of PYTHON. Without MODEL it is a
+# shape of tests/fixtures/shapes with random weights. All servers get FLAGS.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 quire=${1:-target/release/quire}
 loads=${LOADS:-16:1000:128:64 16:1000:128:64 256:1000:128:768 1024:1000:128:2048 1024:200:200:2048}
 port=${PORT:-18792}
+python=${PYTHON:-python3}
 folder=$(mktemp -d)
 cache=${CACHE:-$folder/cache}
 server=
@@ -34,8 +35,8 @@ read -ra more <<< "${FLAGS:-}"
 serve() {
     local flags=("${flags[@]}" --port "$port" --host 127.0.0.1 "${more[@]}")
     case $1 in
-        vllm) exec "${PYTHON:-python3}" -m vllm.entrypoints.cli.main serve "$model" "${flags[@]}" --disable-uvicorn-access-log ;;
-        sglang) exec "${PYTHON:-python3}" -m sglang.launch_server --model-path "$model" "${flags[@]}" --log-level warning ;;
+        vllm) exec "$python" -m vllm.entrypoints.cli.main serve "$model" "${flags[@]}" --disable-uvicorn-access-log ;;
+        sglang) exec "$python" -m sglang.launch_server --model-path "$model" "${flags[@]}" --log-level warning ;;
         *) QUIRE_KERNEL_CACHE=$cache exec "$quire" serve "$model" "${flags[@]}" --disable-uvicorn-access-log ;;
     esac
 }

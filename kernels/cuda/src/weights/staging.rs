@@ -116,7 +116,7 @@ impl Staging {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
         let part = bytes.div_ceil(threads).clamp(LEAST_PART, MOST_PART).min(bytes);
-        self.reserve(device, 2 * threads, part);
+        self.reserve(device, 2 * threads + WAITING, part);
         let mut parts = (0..bytes).step_by(part.max(1)).map(|start| start..bytes.min(start + part));
         if parts.len() <= 1 {
             for part in parts {

@@ -2,7 +2,8 @@
 //!
 //! A model is given by a path: a folder, or one `.gguf` file. [`WeightFiles::find`] says which files hold its weights;
 //! [`pick`] decides the same from names alone, for repositories that are not here yet. A GGUF file also holds what
-//! other formats keep beside the weights (configuration, tokenizer, chat template): [`Gguf`] reads it.
+//! other formats keep beside the weights (configuration, tokenizer, chat template): [`Gguf`] reads it. [`MappedFile`]
+//! gives the bytes of weights when they are used.
 
 mod error;
 mod gguf;

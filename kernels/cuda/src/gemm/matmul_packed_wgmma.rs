@@ -217,7 +217,7 @@ pub(crate) fn specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> 
     specials_for(facts, w, dtype, rows)
 }
 
-/// Those for all other numbers of rows.
+/// Those for all numbers of rows, these among them.
 pub(crate) fn later_specials(facts: Facts, w: &Weights, dtype: DType) -> Vec<Special> {
     specials_for(facts, w, dtype, row_counts())
 }

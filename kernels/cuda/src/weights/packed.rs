@@ -405,7 +405,7 @@ struct Planes {
 impl Planes {
     /// Those of all pieces: several threads unpack them.
     fn of(pieces: &[HostMatrix<'_>], kind: Kind) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(super::staging::THREADS);
+        let threads = super::staging::threads();
         let mut all = Self::default();
         for piece in pieces {
             let share = piece.rows.div_ceil(threads).max(1);

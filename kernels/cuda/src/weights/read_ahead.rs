@@ -11,7 +11,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::CudaBackend;
 use crate::runtime::context::{Event, Pinned};
 use crate::runtime::device::Device;
-use crate::weights::staging::{THREADS, gather};
+use crate::weights::staging::{gather, threads};
 use kernels::ops::{DType, Encoding, HostMatrix, Load, Matrix};
 
 /// Bytes that are read together at most.
@@ -67,8 +67,7 @@ impl<'a> Batch<'a> {
 
     /// Reads all of them.
     fn read(&self, to: &mut [u8]) {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-        let share = to.len().div_ceil(threads).max(LEAST_SHARE);
+        let share = to.len().div_ceil(threads()).max(LEAST_SHARE);
         let (here, others) = to.split_at_mut(share.min(to.len()));
         std::thread::scope(|scope| {
             for (number, part) in others.chunks_mut(share).enumerate() {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, mpsc};
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -14,8 +14,6 @@ use crate::weights::slabs::Slabs;
 use crate::weights::{Vector, Weights};
 use kernels::ops::{DType, HostMatrix, StackedShape, WeightFormat};
 
-/// Threads that read what is long, at most: eight take 20 GB/s from the page cache, 16 take 28, and a device 25 to 55.
-pub(super) const THREADS: usize = 16;
 /// What a thread reads at once, bytes: less takes no longer than to start it, ...
 const LEAST_PART: usize = 512 << 10;
 /// ... and of more there would be no other to copy meanwhile.
@@ -114,7 +112,7 @@ impl Staging {
             return Some(());
         }
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+        let threads = threads();
         let part = bytes.div_ceil(threads).clamp(LEAST_PART, MOST_PART).min(bytes);
         self.reserve(device, 2 * threads + WAITING, part);
         let mut parts = (0..bytes).step_by(part.max(1)).map(|start| start..bytes.min(start + part));
@@ -186,6 +184,15 @@ impl Staging {
             self.slots.extend(pinned.zip(copied).map(|(pinned, copied)| Slot { pinned, copied }));
         }
     }
+}
+
+/// Threads that read what is long, or take it apart: eight take 20 GB/s from the page cache, 16 take 28, and a device
+/// 25 to 55. The system is asked once, as it answers from files.
+pub(super) fn threads() -> usize {
+    const MOST: usize = 16;
+    static THREADS: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from).min(MOST));
+    *THREADS
 }
 
 /// Fills `to` with what lies in pieces, from the byte `start` on.
